@@ -1,0 +1,48 @@
+# make demo    answers a few prompts with a small real model
+# make test    the whole suite, as CI runs it
+# make quick   lint, types, import contract and the quick tests: under two minutes
+#
+# Each prepares what it needs in .venv, once, and again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PROFILE := $(or $(NVA_HYPOTHESIS),$(if $(filter true,$(CI)),ci,full))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.NOTPARALLEL: # two pips in one environment would fight
+.PHONY: help demo test quick lint model clean
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/%.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
+	touch $@
+
+model: $(VENV)/demo.installed
+	$(BIN)/python scripts/demo_model.py
+
+demo: model
+	$(BIN)/nva run --max-tokens 64 --temperature 0 \
+	  "What is the capital of France? Answer briefly." \
+	  "Write one sentence about the sea." \
+	  "Name three animals that can fly." \
+	  "What is 2 + 3?"
+
+test: model lint
+	NVA_HYPOTHESIS=$(PROFILE) $(PYTEST) -m "not npu"
+
+quick: model lint
+	NVA_HYPOTHESIS=quick $(PYTEST) -m "not npu and not slow"
+
+lint: $(VENV)/test.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .ruff_cache .import_linter_cache

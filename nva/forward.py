@@ -1,0 +1,107 @@
+"""The forward: what runs on the device in a step. `(params, kv, batch) -> (logits, kv)`.
+
+The law: the cache is donated. A KV handle serves one forward, which writes into it and hands on a new handle; a
+forward that raises has not used its handle up, and may be run again.
+Read next: models/decoder.py for the computation, kernels/__init__.py for what a device brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from nva.kernels import Kernels, Layout
+from nva.models.decoder import Cache, Inputs, decode, rope_tables
+from nva.models.params import Params
+from nva.models.spec import ModelSpec
+from nva.state.columns import Int
+from nva.state.config import Limits
+from nva.state.plan import Batch
+
+
+@attrs.define(eq=False)
+class KV:
+    """A single-use handle on the keys and values of all layers, as a donated buffer is in JAX."""
+
+    _layers: tuple[Cache, ...] | None
+
+    @property
+    def layers(self) -> tuple[Cache, ...]:
+        """The caches, [n_ids, block_size, n_kv_heads, head_dim] each. Raises RuntimeError if the handle is used up."""
+        if self._layers is None:
+            raise RuntimeError(
+                "this KV handle was already given to a forward, which has overwritten what it stood for; "
+                "keep the handle that the forward returned: logits, kv = forward(params, kv, batch)"
+            )
+        return self._layers
+
+    def renew(self) -> KV:
+        """The handle for the next forward; this one is used up."""
+        fresh, self._layers = KV(self.layers), None
+        return fresh
+
+
+Forward = Callable[[Params, KV, Batch], "tuple[Tensor, KV]"]
+
+
+def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | torch.device = "cpu") -> KV:
+    """Caches of zeros for all block ids, those of scratch included."""
+    shape = (limits.n_scratch + limits.n_blocks, limits.block_size, spec.n_kv_heads, spec.head_dim)
+    caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * spec.n_layers)]
+    return KV(tuple(zip(caches[::2], caches[1::2], strict=True)))
+
+
+def make_forward(
+    spec: ModelSpec,
+    limits: Limits,
+    kernels: Kernels,
+    device: str | torch.device = "cpu",
+    enforce_eager: bool = False,
+) -> Forward:
+    """The forward of a model: logits are [L, vocab_size] float32, one row per entry of batch.logit_index.
+
+    It is compiled if the kernels allow that, once per shape of the batch, unless enforce_eager forbids it.
+    """
+    device = torch.device(device)
+    tables = rope_tables(spec, limits.max_model_len, device)
+    compute = torch.compile(decode, dynamic=False) if kernels.is_compiled and not enforce_eager else decode
+
+    @torch.inference_mode()
+    def forward(params: Params, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        caches = kv.layers
+        on_host = {name: getattr(batch, name) for name in _ARRAYS}
+        arrays = _to_device(batch.buffer, on_host, device)
+        for cache in caches if len(batch.copies) else ():
+            kernels.copy_blocks(*cache, arrays["copies"])
+        inputs = Inputs(
+            token_ids=arrays["token_ids"],
+            positions=arrays["positions"][0],
+            slots=arrays["slots"],
+            logit_index=arrays["logit_index"],
+            attention=kernels.attention_inputs(_layout(on_host), _layout(arrays), caches[0][0]),
+            rope_tables=tables,
+        )
+        logits = compute(spec, kernels, params, caches, inputs)
+        return logits, kv.renew()
+
+    return forward
+
+
+_ARRAYS = tuple(name for name in attrs.fields_dict(Batch) if name != "buffer" and not name.startswith("n_"))
+_LAYOUT = tuple(attrs.fields_dict(Layout))
+
+
+def _to_device(buffer: Int, arrays: Mapping[str, Int], device: torch.device) -> dict[str, Tensor]:
+    """The arrays that follow each other in a buffer, as views of one tensor: copied at once, pinned for a GPU."""
+    staged = torch.empty(len(buffer), dtype=torch.int32, pin_memory=device.type == "cuda")
+    staged.numpy()[:] = buffer
+    parts = staged.to(device, non_blocking=True).split([array.size for array in arrays.values()])
+    return {name: part.view(array.shape) for part, (name, array) in zip(parts, arrays.items(), strict=True)}
+
+
+def _layout(arrays: Mapping[str, Any]) -> Layout:
+    return Layout(**{name: arrays[name] for name in _LAYOUT})

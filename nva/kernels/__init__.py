@@ -1,0 +1,97 @@
+"""What the device computes: one module per backend, all with the functions of `Kernels`.
+
+The law: a backend gives the results of reference.py, up to rounding, for every input that the contract admits.
+Keys and values live in paged caches [n_ids, block_size, Nk, D], one pair per layer; a slot is block * block_size +
+offset. Read next: reference.py, the specification; models/decoder.py, which calls these functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+import attrs
+from torch import Tensor, device
+
+_BACKENDS = {"cpu": "nva.kernels.reference", "cuda": "nva.kernels.reference"}
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """How B rows lie in T packed tokens and in the cache: numpy int32 arrays on the host, tensors on the device."""
+
+    block_tables: Any  # [B, M] block ids; entries that no token uses are arbitrary
+    query_ends: Any  # [B] inclusive running sum of query lengths, the last equals T; a length may be 0
+    context_lens: Any  # [B] tokens of the row in the cache, this step's queries being the last of them
+
+
+class Kernels(Protocol):
+    """The contract of a backend. T tokens, H hidden, I intermediate, Nq query heads, Nk key-value heads of D numbers."""
+
+    is_compiled: bool
+    """Whether torch.compile may trace the decoder over these functions, attention_inputs excepted."""
+
+    def pack_linear(self, weight: Tensor) -> Any:
+        """The form in which `linear` wants a weight [N, K]; called once, when a model loads."""
+        ...
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """x [..., K] times the transpose of the packed weight [N, K], plus bias [N]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [..., H] over its root mean square, times weight [H]."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        ...
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """silu(gate) * up for x [T, 2I] = (gate, up)."""
+        ...
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate the first R numbers of every head of q [T, Nq, D] and k [T, Nk, D]; cos and sin are [T, R]."""
+        ...
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        """Store k, v [T, Nk, D] at slots [T], all distinct, in place."""
+        ...
+
+    def copy_blocks(self, k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
+        """Copy blocks [C, 2] (from, to) in place; all are read before any is written."""
+        ...
+
+    def attention_inputs(self, host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
+        """Whatever `attention` wants to know about this step: called once, before the layers, which all share it.
+
+        Both layouts hold the same numbers, so a backend takes host lists or device tensors as its operator demands.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        inputs: Any,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of q [T, Nq, D] over each row's own cache, in q's shape and dtype; the softmax is float32.
+
+        Query i of a row's n sits at position context_len - n + i and sees the last `window` positions, itself included
+        (all of them for None). Query head h reads key-value head h // (Nq / Nk). `sinks` [Nq] are logits that take
+        part in the softmax's sum only. Cached values that a row doesn't own or see never reach it, be they NaN.
+        """
+        ...
+
+
+def backend(device_: str | device) -> Kernels:
+    """The kernels for a device, imported when asked for. Raises ValueError for a device without any."""
+    kind = device(device_).type
+    if kind not in _BACKENDS:
+        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join(_BACKENDS)}")
+    return cast(Kernels, importlib.import_module(_BACKENDS[kind]))

@@ -1,0 +1,135 @@
+"""The kernels on an Ascend NPU: the contract of nva/kernels, each function one fused operator of torch_npu.
+
+The law: one forward serves every graph mode, and only the lengths differ in form: host lists here (eager and ACL
+graphs), device tensors in ge.py (graph engine), which also writes the cache with another operator. Limits of the
+operators are quoted where they bind. Read next: graph.py, which compiles a forward over these functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch_npu  # noqa: F401 - defines torch.ops.npu
+import torchair
+from torch import Tensor
+
+from nva.kernels import Layout
+
+npu = torch.ops.npu
+
+BLOCK_SIZE = 128
+"""Tokens of a KV block: the paged attention operator wants a multiple of 128, and 128 wastes least."""
+
+UNLIMITED = 2**31 - 1
+
+
+class Lengths(NamedTuple):
+    """What the attention operator wants to know about B rows. The last query end is T; context lengths are per row,
+    never cumulative, because the cache is paged."""
+
+    block_tables: Tensor  # [B, M] int32
+    query_ends: Any  # [B] list of int, or int64 tensor for the graph engine
+    context_lens: Any  # [B] likewise
+    mask: Tensor  # [2048, 2048] bool, True is masked
+
+
+@functools.cache
+def causal_mask(device: torch.device) -> Tensor:
+    """The one mask that sparse modes 3 and 4 take, whatever the lengths: True strictly above the diagonal."""
+    return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """The weight [N, K] as [K, N]: the product is then one operator, without a transpose."""
+    return weight.t().contiguous()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] times [K, N], plus bias [N] in the same operator."""
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H]. The weight is multiplied in float32, so bfloat16 rounds once where the reference rounds twice."""
+    return npu.npu_rms_norm(x, weight, eps)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual) in one pass over memory."""
+    normed, _, total = npu.npu_add_rms_norm(x, residual, weight, eps)
+    return normed, total
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I]."""
+    return npu.npu_swiglu(x)
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """q [T, Nq, D] and k [T, Nk, D] in the operator's layout BSND, with B = 1 and S = T; cos and sin [T, R]."""
+    cos, sin = cos[None, :, None], sin[None, :, None]
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    n_rotated = cos.shape[-1]
+    turned, rest = x.split((n_rotated, x.shape[-1] - n_rotated), dim=-1)
+    turned = npu.npu_rotary_mul(turned.unsqueeze(0), cos, sin).squeeze(0)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """k, v [T, Nk, D] to slots [T], in place. index_put would not convert to Ascend IR."""
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        npu.npu_scatter_nd_update_(cache.view(-1, *cache.shape[2:]), slots[:, None], new)
+
+
+def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
+    """Blocks copies[:, 0] onto copies[:, 1], in place; the gather is a copy, so reads come first."""
+    sources, targets = copies.unbind(1)
+    for cache in (k_cache, v_cache):
+        npu.npu_scatter_nd_update_(cache, targets[:, None].contiguous(), cache.index_select(0, sources))
+
+
+def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Lengths:
+    """Lengths as host lists, which torch.ops.npu demands: a tensor would be copied to the host and waited for."""
+    ends, lens = host.query_ends.tolist(), host.context_lens.tolist()
+    return Lengths(on_device.block_tables, ends, lens, causal_mask(k_cache.device))
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: Lengths,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """npu_fused_infer_attention_score_v2 in layout TND over the paged cache, for decode and prefill rows mixed.
+
+    Sparse mode 3 is causal, aligned at each row's end; mode 4 is a band that also ends `pre_tokens` before the query.
+    """
+    # torchair.ops takes the lengths as tensors, and exists for the graph engine alone.
+    operators = torchair.ops if isinstance(inputs.query_ends, Tensor) else npu
+    band = {} if window is None else {"pre_tokens": window - 1, "next_tokens": 0}
+    out, _ = operators.npu_fused_infer_attention_score_v2(
+        q,
+        k_cache.flatten(2),
+        v_cache.flatten(2),
+        num_query_heads=q.shape[1],
+        num_key_value_heads=k_cache.shape[2],  # 0, the default, divides by zero in the tiling
+        softmax_scale=scale,
+        input_layout="TND",
+        sparse_mode=3 if window is None else 4,
+        atten_mask=inputs.mask,
+        block_table=inputs.block_tables,
+        block_size=k_cache.shape[1],
+        actual_seq_qlen=inputs.query_ends,
+        actual_seq_kvlen=inputs.context_lens,
+        learnable_sink=sinks,
+        **band,
+    )
+    return out

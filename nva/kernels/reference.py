@@ -1,0 +1,189 @@
+"""The kernels in plain torch: what they mean, and how they run on CPUs and GPUs that have none of their own.
+
+The law: this file is the specification; every other backend is tested against it. Temporaries are small, because
+memory that stays in the processor's cache costs little and a large fresh allocation costs more than the arithmetic.
+Read next: kernels/__init__.py for the contract, models/decoder.py for the order of the calls.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nva.kernels import Layout
+
+is_compiled = False
+
+_GROUP_BYTES = 2 << 20  # keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB half as fast
+_SCORE_BYTES = 4 << 20  # scores held at a time
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """The weight [N, K] itself."""
+    return weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., K] -> [..., N]."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream takes x in; returns (its norm, itself)."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps), residual
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Su et al. 2021 in the layout of GPT-NeoX: number i turns with number i + R/2, not with its neighbour."""
+    return _rotate(q, cos[:, None], sin[:, None]), _rotate(k, cos[:, None], sin[:, None])
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    n_rotated = cos.shape[-1]
+    turned, rest = x[..., :n_rotated], x[..., n_rotated:]
+    low, high = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-high, low), dim=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """k, v [T, Nk, D] into the caches, in place."""
+    k_cache.flatten(0, 1)[slots] = k
+    v_cache.flatten(0, 1)[slots] = v
+
+
+def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
+    """Blocks copies[:, 0] onto copies[:, 1], in place; the right-hand side is a copy, so reads come first."""
+    sources, targets = copies.unbind(1)
+    k_cache[targets] = k_cache[sources]
+    v_cache[targets] = v_cache[sources]
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """G rows with S queries each, and their contexts side by side, aligned at the end: column C - 1 is every row's
+    newest token, and a shorter row starts with padding that repeats its first token (finite, and masked).
+    """
+
+    queries: Tensor  # [G, S] int64, where the queries lie among the packed tokens
+    vectors: Tensor  # [G * Nk * C] int64, where the keys and values lie in a cache seen as [n_ids * block_size * Nk, D]
+    n_padding: Tensor  # [G] columns before the first token
+
+
+def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> list[Group]:
+    """The rows in groups: as many together as their keys fit into _GROUP_BYTES, at least one."""
+    n_queries = np.diff(host.query_ends, prepend=0)
+    token_bytes = k_cache[0, 0].numel() * k_cache.element_size()
+    groups = _similar_rows(n_queries, host.context_lens, _GROUP_BYTES // token_bytes)
+    return [_group(rows, int(n_queries[rows[0]]), host, on_device, k_cache) for rows in groups]
+
+
+def _similar_rows(n_queries: np.ndarray, context_lens: np.ndarray, max_tokens: int) -> list[list[int]]:
+    """Row ids, longest context first, together if their query lengths are equal, their padded contexts at most
+    max_tokens, and not more than half of any is padding (below 64 columns, padding costs less than a group).
+    """
+    groups: list[list[int]] = []
+    for row in np.lexsort((-context_lens, -n_queries)).tolist():
+        longest = context_lens[groups[-1][0]] if groups else 0
+        if (
+            groups
+            and n_queries[row] == n_queries[groups[-1][0]]
+            and (len(groups[-1]) + 1) * longest <= max_tokens
+            and longest <= max(64, 2 * context_lens[row])
+        ):
+            groups[-1].append(row)
+        elif n_queries[row] > 0:
+            groups.append([row])
+    return groups
+
+
+def _group(rows: list[int], n_queries: int, host: Layout, on_device: Layout, k_cache: Tensor) -> Group:
+    _, block_size, n_kv_heads, _ = k_cache.shape
+    n_columns = int(host.context_lens[rows].max())
+    ids, columns, heads, steps = (
+        torch.as_tensor(values, device=k_cache.device)
+        for values in (rows, np.arange(n_columns), np.arange(n_kv_heads), np.arange(n_queries))
+    )
+    n_padding = n_columns - on_device.context_lens[ids].long()
+    positions = (columns - n_padding[:, None]).clamp(min=0)
+    blocks = on_device.block_tables[ids].long().gather(1, positions // block_size)
+    slots = blocks * block_size + positions % block_size
+    return Group(
+        queries=on_device.query_ends[ids].long()[:, None] - n_queries + steps,
+        vectors=(slots[:, None] * n_kv_heads + heads[:, None]).flatten(),
+        n_padding=n_padding,
+    )
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: list[Group],
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q [T, Nq, D] -> [T, Nq, D], group by group; the queries of a group in slices whose scores fit _SCORE_BYTES."""
+    out = torch.empty_like(q)
+    for group in inputs:
+        k, v = _gather(k_cache, group), _gather(v_cache, group)
+        n_queries, n_columns = group.queries.shape[1], k.shape[2]
+        step = max(1, _SCORE_BYTES // (4 * len(group.queries) * q.shape[1] * n_columns))
+        for start in range(0, n_queries, step):
+            queries = group.queries[:, start : start + step]
+            last = n_columns - n_queries + start + queries.shape[1]  # the slice's last query sees columns [first, last)
+            first = 0 if window is None else max(0, last - queries.shape[1] - window + 1)
+            visible = _visible(group.n_padding - first, queries.shape[1], last - first, window)
+            seen = slice(first, last)
+            out[queries] = _attend(q[queries].float() * scale, k[:, :, seen], v[:, :, seen], visible, sinks).to(q.dtype)
+    return out
+
+
+def _gather(cache: Tensor, group: Group) -> Tensor:
+    """The group's keys or values, [G, Nk, C, D] float32: head by head, so that the products read them in order."""
+    *_, n_kv_heads, head_dim = cache.shape
+    vectors = cache.view(-1, head_dim).index_select(0, group.vectors)
+    return vectors.view(len(group.queries), n_kv_heads, -1, head_dim).float()
+
+
+def _visible(n_padding: Tensor, n_queries: int, n_columns: int, window: int | None) -> Tensor:
+    """[G, S, C] bool: which columns a query sees, when the last of S queries stands at the last of C columns."""
+    columns = torch.arange(n_columns, device=n_padding.device)
+    own = columns[n_columns - n_queries :, None]
+    visible = (columns <= own) & (columns >= n_padding[:, None, None])
+    return visible if window is None else visible & (columns > own - window)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
+    """softmax(q k^T) v in float32: scaled q [G, S, Nq, D], k and v [G, Nk, C, D] -> [G, S, Nq, D].
+
+    The Nq / Nk query heads that share a key-value head are multiplied with it as if they were further queries.
+    """
+    n_rows, n_queries, n_heads, head_dim = q.shape
+    n_kv_heads = k.shape[1]
+    q = q.unflatten(2, (n_kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [G, Nk, Nq / Nk, S, D]
+    scores = (q.flatten(2, 3) @ k.transpose(-1, -2)).unflatten(2, (-1, n_queries))
+    scores.masked_fill_(~visible[:, None, None], -torch.inf)
+    weights = scores.softmax(-1)
+    if sinks is not None:  # a sink's share: softmax over (scores, sink) is softmax(scores) * sigmoid(lse - sink)
+        weights *= torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1))
+    out = (weights.flatten(2, 3) @ v).unflatten(2, (-1, n_queries))
+    return out.permute(0, 3, 1, 2, 4).reshape(n_rows, n_queries, n_heads, head_dim)

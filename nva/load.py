@@ -1,0 +1,240 @@
+"""From a model's name to an Engine that can serve: its folder found, weights and tokenizer read, the cache sized.
+
+The law: what was asked is what is loaded; a name, option or checkpoint that can't be had is an error that says why.
+Read next: models/checkpoint.py for the weights, forward.py for what computes with them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from nva.forward import KV, Forward, empty_kv, make_forward
+from nva.kernels import backend
+from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
+from nva.models.params import Params
+from nva.models.spec import ModelSpec
+from nva.state.config import Limits, blocks_for
+from nva.state.engine import EngineState, empty
+from nva.state.errors import check_names
+from nva.state.policy import POLICIES, Policy
+from nva.text import Detokenizer, Tokenizer, detokenizer, load_tokenizer
+
+DEMO_MODEL = "SmolLM2-135M-Instruct"
+_OTHER_NAMES = {
+    "max_num_seqs": "max_rows",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "gpu_memory_utilization": "cache_memory",
+    "num_gpu_blocks_override": "n_blocks",
+    "enable_prefix_caching": "prefix_caching",
+    "torch_dtype": "dtype",
+    "scheduling_policy": "policy",
+}
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def _policy(value: str | Policy) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    if value not in POLICIES:
+        raise ValueError(f"policy is {value!r}; choose one of {', '.join(POLICIES)}, or give a nva.Policy")
+    return POLICIES[value]
+
+
+def _bytes(value: int | str | None) -> int | None:
+    """A number of bytes, as itself or as "4GiB"."""
+    if not isinstance(value, str):
+        return value
+    number, unit = next(((value.removesuffix(unit), n) for unit, n in _UNITS.items() if value.endswith(unit)), ("", 0))
+    try:
+        return int(float(number) * unit)
+    except ValueError:
+        raise ValueError(f'memory is {value!r}; give bytes, or a number with a unit, such as "4GiB"') from None
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """How to load a model.
+
+    dtype: float32, bfloat16, float16, or auto for the checkpoint's own. device: cpu, cuda, cuda:1, ..., or auto for the
+    best one here. block_size: tokens a block of the cache holds. n_blocks, or cache_memory (bytes, or "4GiB"): size of
+    the cache; by default what max_rows of full length need, within a third of the free memory. max_batched_tokens:
+    tokens a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer
+    together, by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager:
+    never compile. policy: fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    block_size: int | None = None
+    n_blocks: int | None = None
+    cache_memory: int | None = attrs.field(default=None, converter=_bytes)
+    max_batched_tokens: int = 2048
+    max_rows: int = 256
+    max_model_len: int | None = None
+    prefix_caching: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    enforce_eager: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    policy: Policy = attrs.field(default=POLICIES["fcfs"], converter=_policy)
+    seed: int = 0
+
+    def __init__(self, **options: Any) -> None:
+        check_names("load()", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
+        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.n_blocks is not None and self.cache_memory is not None:
+            raise ValueError("n_blocks and cache_memory both size the cache; give one of them")
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class Engine:
+    """A loaded model and what it is serving. The only mutable thing of nva; its steps are in run.py."""
+
+    name: str
+    checkpoint: Checkpoint
+    params: Params
+    forward: Forward
+    kv: KV
+    state: EngineState
+    tokenizer: Tokenizer | None
+    detokenizer: Detokenizer  # that has seen nothing
+    eos_ids: frozenset[int]  # union of config, generation_config and tokenizer
+    defaults: Mapping[str, Any]  # of SamplingParams, from generation_config
+    n_requests: int = 0
+    transcripts: dict[int | str, Any] = attrs.field(factory=dict)  # of the requests in flight, by id; see run.py
+
+    def __repr__(self) -> str:
+        rows, blocks = self.state.rows, self.state.blocks
+        return (
+            f"Engine({self.name}: {int(rows.is_running.sum())} rows running, {len(self.state.waiting)} waiting, "
+            f"{blocks.n_free} of {self.state.limits.n_blocks} blocks free)"
+        )
+
+
+def load(model: str | Path | None = None, **options: Any) -> Engine:
+    """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of `Options`.
+
+    Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises ValueError for an
+    unknown option, and for a model that can't be found or read.
+    """
+    chosen = Options(**options)
+    folder = find_model(model)
+    checkpoint = open_checkpoint(folder)
+    device = torch.device(_best_device() if chosen.device == "auto" else chosen.device)
+    kernels, dtype = backend(device), resolve_dtype(chosen.dtype, checkpoint.config)
+    params = load_params(checkpoint, dtype, device, kernels.pack_linear)
+    limits = _limits(checkpoint.spec, chosen, dtype, device)
+    tokenizer = load_tokenizer(folder)
+    return Engine(
+        name=folder.name,
+        checkpoint=checkpoint,
+        params=params,
+        forward=make_forward(checkpoint.spec, limits, kernels, device, chosen.enforce_eager),
+        kv=empty_kv(checkpoint.spec, limits, dtype, device),
+        state=empty(limits, chosen.policy, chosen.seed),
+        tokenizer=tokenizer,
+        detokenizer=detokenizer(tokenizer),
+        eos_ids=checkpoint.eos_ids | _eos_ids(tokenizer),
+        defaults=_defaults(checkpoint.generation_config),
+    )
+
+
+def find_model(model: str | Path | None) -> Path:
+    """The model's folder, downloaded from the hub if need be. Raises ValueError if it can't be had."""
+    if model is None:
+        model = os.environ.get("NVA_MODEL")
+    if model is None:
+        model = demo_folder()
+        if not model.is_dir():
+            raise ValueError(f"no model named, and the demo model is not in {model}; name one, or run `make demo`")
+        print(f"nva: no model named, using the demo model {model.name}", file=sys.stderr)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or str(model).count("/") > 1 or str(model).startswith("."):
+        raise ValueError(f"there is no folder {model}; give a checkpoint's folder or a hub id such as Qwen/Qwen3-0.6B")
+    return _download(str(model))
+
+
+def demo_folder() -> Path:
+    """Where scripts/demo_model.py puts the demo model."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "nva" / DEMO_MODEL
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=wanted))
+    except HFValidationError as error:
+        raise ValueError(f"{model!r} is neither a folder nor a hub id: {error}") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"there is no folder {model}, and the hub can't give a model of that name ({error}); "
+            "check the name and the connection, or download it elsewhere and give its folder"
+        ) from error
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _limits(spec: ModelSpec, options: Options, dtype: torch.dtype, device: torch.device) -> Limits:
+    max_model_len = options.max_model_len or spec.max_position
+    if max_model_len > spec.reach:
+        raise ValueError(
+            f"max_model_len is {max_model_len}; the model's positions reach {spec.reach}; set rope scaling in its "
+            "config.json to go further"
+        )
+    block_size = options.block_size or 16
+    return Limits(
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        n_blocks=options.n_blocks or _n_blocks(spec, options, block_size, max_model_len, dtype, device),
+        block_size=block_size,
+        max_rows=options.max_rows,
+        max_batched_tokens=options.max_batched_tokens,
+        prefix_caching=options.prefix_caching,
+    )
+
+
+def _n_blocks(
+    spec: ModelSpec, options: Options, block_size: int, max_model_len: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks that the cache's memory holds."""
+    block_bytes = 2 * spec.n_layers * block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
+    needed = options.max_rows * blocks_for(max_model_len, block_size)
+    n_blocks = (options.cache_memory or min(needed * block_bytes, _free_memory(device) // 3)) // block_bytes
+    if n_blocks < 1:
+        raise ValueError(f"the cache's memory holds no block of {block_bytes} bytes; raise cache_memory")
+    return n_blocks
+
+
+def _free_memory(device: torch.device) -> int:
+    """Free bytes on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _eos_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    found = getattr(tokenizer, "eos_token_id", None)
+    return frozenset() if found is None else frozenset({found})
+
+
+def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json says of SamplingParams. Greedy where it turns sampling off."""
+    names = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    found = {name: value for name, value in generation_config.items() if name in names and value is not None}
+    if generation_config.get("max_new_tokens") is not None:
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

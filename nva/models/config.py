@@ -1,0 +1,73 @@
+"""What the families have in common when they read a Hugging Face config.json.
+
+The law: what the config asks for and nva doesn't do is an error, never ignored. A config is a plain dict: no code of
+the checkpoint or of transformers runs. Read next: llama.py, the shortest family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nva.models.rope import read_rope
+from nva.models.spec import ModelSpec
+
+Config = Mapping[str, Any]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def required(config: Config, name: str) -> Any:
+    """A setting without a default. Raises ValueError if the config doesn't have it."""
+    if name not in config:
+        raise ValueError(f"config.json has no {name!r}, which {_architecture(config)} needs")
+    return config[name]
+
+
+def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
+    """The spec of a Llama-like config; a family gives the fields in which it differs.
+
+    Layers see `window` positions, but for the first n_unwindowed, unless the config's `layer_types` say otherwise.
+    Raises ValueError for settings that are missing, unknown or at odds.
+    """
+    _check_activation(config)
+    n_layers, n_heads = required(config, "num_hidden_layers"), required(config, "num_attention_heads")
+    max_position = required(config, "max_position_embeddings")
+    head_dim = config.get("head_dim") or required(config, "hidden_size") // n_heads
+    kinds = _layer_kinds(config, [FULL if window is None or i < n_unwindowed else SLIDING for i in range(n_layers)])
+    if SLIDING in kinds and window is None:
+        raise ValueError(f"{_architecture(config)} has {SLIDING} layers, but config.json sets no sliding window")
+    ropes = {kind: read_rope(config, head_dim, kind) for kind in set(kinds)}
+    fields = {
+        "vocab_size": required(config, "vocab_size"),
+        "hidden_size": required(config, "hidden_size"),
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "n_kv_heads": config.get("num_key_value_heads") or n_heads,
+        "head_dim": head_dim,
+        "intermediate_size": required(config, "intermediate_size"),
+        "max_position": max_position,
+        "norm_eps": required(config, "rms_norm_eps"),
+        "ropes": tuple(ropes[kind] for kind in kinds),
+        "windows": tuple(window if kind == SLIDING else None for kind in kinds),
+        "tied_head": config.get("tie_word_embeddings", False),
+    }
+    return ModelSpec(**{**fields, **differences})
+
+
+def _layer_kinds(config: Config, usual: list[str]) -> list[str]:
+    kinds = config.get("layer_types") or usual
+    if unknown := set(kinds) - {FULL, SLIDING}:
+        raise ValueError(f"attention kinds {', '.join(sorted(unknown))} are not known; known are {FULL}, {SLIDING}")
+    if len(kinds) != len(usual):
+        raise ValueError(f"config.json has {len(kinds)} layer_types for {len(usual)} layers")
+    return kinds
+
+
+def _check_activation(config: Config) -> None:
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not known; known is silu")
+
+
+def _architecture(config: Config) -> str:
+    return ", ".join(config.get("architectures") or ["this model"])

@@ -1,0 +1,102 @@
+"""The decoder: token ids in, logits out, for every family. Only the cache is written, in place.
+
+The law: how models differ is read from the spec, what a device does best from the kernels; neither is asked who it is,
+so there is one decoder. It traces with torch.compile: no branch depends on a tensor's values.
+Read next: kernels/reference.py for what each call computes; forward.py, which prepares the inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nva.kernels import Kernels
+from nva.models.params import Params
+from nva.models.rope import RopeSpec, rope_table
+from nva.models.spec import ModelSpec
+
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, [n_ids, block_size, n_kv_heads, head_dim] each."""
+
+RopeTables = dict[RopeSpec, Cache]
+"""(cos, sin) over all positions for each distinct rope of a model."""
+
+
+@attrs.frozen(kw_only=True)
+class Inputs:
+    """T packed tokens on the device."""
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    slots: Tensor  # [T] int32
+    logit_index: Tensor  # [L] int32, the tokens that want logits
+    attention: Any  # of kernels.attention_inputs
+    rope_tables: RopeTables
+
+
+def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> RopeTables:
+    """The tables of every distinct rope, each [max_model_len, dim / 2] float32."""
+    tables = {rope: rope_table(rope, max_model_len) for rope in dict.fromkeys(spec.ropes)}
+    return {rope: (cos.to(device), sin.to(device)) for rope, (cos, sin) in tables.items()}
+
+
+def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs) -> Tensor:
+    """Logits [L, vocab_size] float32 at inputs.logit_index; the tokens' keys and values go into the caches.
+
+    `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
+    """
+    residual = _scaled(F.embedding(inputs.token_ids, params["embed"]), spec.embed_scale)
+    turns = _gather_turns(inputs, residual.dtype)
+    norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
+    x = kernels.rms_norm(residual, norms[0], spec.norm_eps)
+    for i, layer in enumerate(params["layers"]):
+        x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.ropes[i]], spec.windows[i], inputs))
+        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
+        x = _mlp(kernels, layer, x)
+        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
+    return _scaled(kernels.linear(x[inputs.logit_index], params["head"]).float(), spec.logit_scale)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> dict[RopeSpec, Cache]:
+    """(cos, sin) at the tokens' positions for each distinct rope, [T, dim] in the model's dtype."""
+
+    def gather(table: Tensor) -> Tensor:
+        return table[inputs.positions].repeat(1, 2).to(dtype)
+
+    return {rope: (gather(cos), gather(sin)) for rope, (cos, sin) in inputs.rope_tables.items()}
+
+
+class Attend(NamedTuple):
+    """What a layer's attention reads beside its parameters."""
+
+    cache: Cache
+    turn: Cache  # cos and sin
+    window: int | None
+    inputs: Inputs
+
+
+def _attention(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, attend: Attend) -> Tensor:
+    """x [T, H] -> [T, H]. Keys and values are written before any query reads, so chunks and decode are one path."""
+    heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(-1, (-1, spec.head_dim))
+    q, k, v = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), dim=1)
+    if spec.qk_norm:
+        q = kernels.rms_norm(q, layer["q_norm"], spec.norm_eps)
+        k = kernels.rms_norm(k, layer["k_norm"], spec.norm_eps)
+    q, k = kernels.rotary(q, k, *attend.turn)
+    kernels.write_kv(k, v, *attend.cache, attend.inputs.slots)
+    out = kernels.attention(q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window)
+    return kernels.linear(out.flatten(1), layer["o"], layer.get("o_bias"))
+
+
+def _mlp(kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
+    """x [T, H] -> [T, H], gated: Shazeer 2020, GLU Variants Improve Transformer."""
+    x = kernels.silu_mul(kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias")))
+    return kernels.linear(x, layer["down"], layer.get("down_bias"))

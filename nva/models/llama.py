@@ -1,0 +1,51 @@
+"""Llama 1 to 3 and the many checkpoints that call themselves Llama (SmolLM2 is one), and Mistral.
+
+Read next: qwen2.py, which differs by a bias; decoder.py, which runs them all.
+"""
+
+from __future__ import annotations
+
+from nva.models.config import Config, read_spec, required
+from nva.models.params import Weights
+from nva.models.registry import register
+from nva.models.spec import ModelSpec
+
+_ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
+
+LLAMA_WEIGHTS = Weights(
+    names={
+        "embed": ("model.embed_tokens.weight",),
+        "input_norm": ("model.layers.{layer}.input_layernorm.weight",),
+        "qkv": tuple(f"{_ATTENTION}{part}_proj.weight" for part in "qkv"),
+        "qkv_bias": tuple(f"{_ATTENTION}{part}_proj.bias" for part in "qkv"),
+        "q_norm": (f"{_ATTENTION}q_norm.weight",),
+        "k_norm": (f"{_ATTENTION}k_norm.weight",),
+        "o": (f"{_ATTENTION}o_proj.weight",),
+        "o_bias": (f"{_ATTENTION}o_proj.bias",),
+        "post_norm": ("model.layers.{layer}.post_attention_layernorm.weight",),
+        "gate_up": (f"{_MLP}gate_proj.weight", f"{_MLP}up_proj.weight"),
+        "gate_up_bias": (f"{_MLP}gate_proj.bias", f"{_MLP}up_proj.bias"),
+        "down": (f"{_MLP}down_proj.weight",),
+        "down_bias": (f"{_MLP}down_proj.bias",),
+        "norm": ("model.norm.weight",),
+        "head": ("lm_head.weight",),
+    },
+    rope_buffers=(f"{_ATTENTION}rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+)
+"""The names most families use. A spec decides which of them its model has."""
+
+
+@register("LlamaForCausalLM")
+def llama(config: Config) -> tuple[ModelSpec, Weights]:
+    """Biases are optional, on all four attention projections or on the MLP's three."""
+    if config.get("sliding_window"):
+        raise ValueError("LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?")
+    bias = config.get("attention_bias", False)
+    spec = read_spec(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.get("mlp_bias", False))
+    return spec, LLAMA_WEIGHTS
+
+
+@register("MistralForCausalLM")
+def mistral(config: Config) -> tuple[ModelSpec, Weights]:
+    """Llama with a sliding window in every layer, or in none where the config sets it to null."""
+    return read_spec(config, window=required(config, "sliding_window")), LLAMA_WEIGHTS

@@ -1,0 +1,27 @@
+"""Qwen2 and Qwen2.5, dense: Llama with a bias on queries, keys and values.
+
+Read next: qwen3.py, which has norms in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nva.models.config import Config, read_spec, required
+from nva.models.llama import LLAMA_WEIGHTS
+from nva.models.params import Weights
+from nva.models.registry import register
+from nva.models.spec import ModelSpec
+
+
+@register("Qwen2ForCausalLM")
+def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
+    """Any window is off unless use_sliding_window says so."""
+    return read_spec(config, qkv_bias=True, **qwen_windows(config)), LLAMA_WEIGHTS
+
+
+def qwen_windows(config: Config) -> dict[str, Any]:
+    """The first max_window_layers layers see everything, the others the window."""
+    if not config.get("use_sliding_window"):
+        return {}
+    return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}

@@ -1,0 +1,54 @@
+"""The families nva knows, by the architecture that a config.json names.
+
+    @register("Qwen3ForCausalLM")
+    def qwen3(config): return spec, weights
+
+The law: a family is a function from a config to a ModelSpec and the names of its weights; nothing else differs.
+Read next: llama.py, then qwen2.py and qwen3.py for what a second family takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nva.models.config import Config
+from nva.models.params import Weights
+from nva.models.spec import ModelSpec
+
+Family = Callable[[Config], "tuple[ModelSpec, Weights]"]
+
+FAMILIES: dict[str, Family] = {}
+"""Architecture name -> family. Filled by `register`."""
+
+
+def register(*architectures: str) -> Callable[[Family], Family]:
+    """A decorator that makes a family known under these architecture names; a later one replaces an earlier one."""
+
+    def add(family: Family) -> Family:
+        FAMILIES.update(dict.fromkeys(architectures, family))
+        return family
+
+    return add
+
+
+def read_model(config: Config) -> tuple[ModelSpec, Weights]:
+    """The spec and weight names of a config.json.
+
+    Raises ValueError for an architecture that no family has registered, for quantized weights, and for whatever the
+    family refuses.
+    """
+    names = config.get("architectures") or []
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    if family is None:
+        code = " (its own code, named in auto_map, is never run)" if "auto_map" in config else ""
+        raise ValueError(
+            f"config.json names the architectures {names}{code}; known are {', '.join(sorted(FAMILIES))}. "
+            "Add one with @nva.models.register"
+        )
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key):
+            method = config[key].get("quant_method", "unnamed")
+            raise ValueError(
+                f"the checkpoint is quantized ({key}: {method}), which nva can't read; take an unquantized one"
+            )
+    return family(config)

@@ -1,0 +1,58 @@
+"""ModelSpec: everything in which one decoder-only text model differs from another, as data.
+
+The law: the decoder reads differences here and nowhere else; a new one is a new field with a neutral default.
+Read next: decoder.py, which computes what a spec says, and params.py, the tensors it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from nva.models.rope import RopeSpec
+
+_positive: Any = [attrs.validators.instance_of(int), attrs.validators.ge(1)]
+
+
+@attrs.frozen(kw_only=True)
+class ModelSpec:
+    """Sizes and switches of a model. `windows` and `ropes` have one entry per layer."""
+
+    vocab_size: int = attrs.field(validator=_positive)
+    hidden_size: int = attrs.field(validator=_positive)
+    n_layers: int = attrs.field(validator=_positive)
+    n_heads: int = attrs.field(validator=_positive)
+    n_kv_heads: int = attrs.field(validator=_positive)
+    head_dim: int = attrs.field(validator=_positive)
+    intermediate_size: int = attrs.field(validator=_positive)
+    max_position: int = attrs.field(validator=_positive)  # positions that the config declares
+    norm_eps: float
+    ropes: tuple[RopeSpec, ...]
+    windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # queries and keys are normalized per head, before the rope
+    tied_head: bool = False  # the output head is the embedding
+    attn_scale: float = attrs.field()  # of the scores
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each attention and each MLP adds
+    logit_scale: float = 1.0
+
+    @attn_scale.default  # pyright: ignore[reportAttributeAccessIssue]
+    def _usual_scale(self) -> float:
+        return self.head_dim**-0.5
+
+    def __attrs_post_init__(self) -> None:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly")
+        if not len(self.ropes) == len(self.windows) == self.n_layers:
+            raise ValueError(f"{self.n_layers} layers, but {len(self.ropes)} ropes and {len(self.windows)} windows")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
+
+    @property
+    def reach(self) -> int:
+        """The longest max_model_len the ropes are made for; at least max_position."""
+        return max(rope.reach for rope in self.ropes)

@@ -1,0 +1,3 @@
+"""Immutable records of the engine.
+
+Nothing here computes a decision or names torch: steps/ decides over these records."""

@@ -1,0 +1,78 @@
+"""The pool of KV blocks: who holds them, which are free and in what order they are reused, what the prefix cache finds.
+
+The law: every block of the pool is either held (its reference count says by how many block tables) or in the free
+queue, never both. A free block may still be found by its key until it is taken for something else.
+Read next: steps/allocate.py, which moves blocks, and steps/prefix.py, which keys them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+from rpds import HashTrieMap
+
+from nva.state.columns import Int, Long, column_field, freeze
+from nva.state.config import Limits
+
+ROOT = 0
+"""The chain of a block that has no block before it."""
+
+
+class Key(NamedTuple):
+    """What a full block holds: exactly these tokens after exactly that chain. Compared whole, so no hash is trusted."""
+
+    parent: int  # chain of the block before, ROOT for the first
+    tokens: bytes  # int32 token ids, block_size of them
+
+
+@attrs.frozen(kw_only=True)
+class Blocks:
+    """Columns over all block ids: [0, n_scratch) is padding's, the rest is the pool.
+
+    The free queue is a ring of ids through `after` and `before`, entered at the extra id `ring = len(ref_counts)`:
+    blocks are taken at its front; unkeyed ones return to the front, keyed ones to the back, so that what the prefix
+    cache may still find is reused last, least recently used first.
+    """
+
+    ref_counts: Int = column_field()  # [ids]: block tables that hold the block
+    after: Int = column_field()  # [ids + 1]: next in the free queue; meaningless for held blocks
+    before: Int = column_field()  # [ids + 1]
+    chains: Long = column_field()  # [ids]: number of the chain that ends in this block, ROOT if it has no key
+    n_free: int
+    n_chains: int  # chains numbered so far; numbers are never used twice
+    index: HashTrieMap[Key, int]  # key -> the block found under it
+    keys: HashTrieMap[int, Key]  # block -> its key, the inverse
+
+    @property
+    def ring(self) -> int:
+        return len(self.ref_counts)
+
+
+def empty_blocks(limits: Limits) -> Blocks:
+    """All blocks of the pool free, in ascending order."""
+    n_ids = limits.n_scratch + limits.n_blocks
+    ring = np.array([n_ids, *range(limits.n_scratch, n_ids)], dtype=np.int32)
+    after, before = np.zeros(n_ids + 1, np.int32), np.zeros(n_ids + 1, np.int32)
+    after[ring], before[ring] = np.roll(ring, -1), np.roll(ring, 1)
+    return Blocks(
+        ref_counts=freeze(np.zeros(n_ids, np.int32)),
+        after=after,
+        before=before,
+        chains=np.zeros(n_ids, np.int64),
+        n_free=limits.n_blocks,
+        n_chains=ROOT,
+        index=HashTrieMap(),
+        keys=HashTrieMap(),
+    )
+
+
+def free_ids(blocks: Blocks) -> list[int]:
+    """The free queue, front to back."""
+    ids: list[int] = []
+    block = int(blocks.after[blocks.ring])
+    while block != blocks.ring and len(ids) <= blocks.ring:
+        ids.append(block)
+        block = int(blocks.after[block])
+    return ids

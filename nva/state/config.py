@@ -1,0 +1,77 @@
+"""What is fixed when an engine starts: Limits. Validated once, never changed.
+
+Read next: engine.py, which starts from Limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+
+def _at_least(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
+    def check(_: object, field: attrs.Attribute[int], value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not type-check
+            raise ValueError(f"{field.name} is {value!r}; give a whole number of at least {minimum}")
+
+    return check
+
+
+def _ascending(_: object, field: attrs.Attribute[tuple[int, ...]], buckets: tuple[int, ...]) -> None:
+    if list(buckets) != sorted(set(buckets)) or any(size < 1 for size in buckets):
+        raise ValueError(f"{field.name} is {buckets}; give positive sizes in ascending order")
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """Sizes that no step exceeds.
+
+    Buckets are the padded shapes of a compiled forward: `token_buckets` for the packed tokens, `row_buckets` for the
+    rows (padding included, so the largest is at least max_rows + 1). Empty buckets mean exact shapes, no padding.
+    """
+
+    vocab_size: int = attrs.field(validator=_at_least(1))
+    max_model_len: int = attrs.field(validator=_at_least(2))  # tokens of a row, prompt and output together
+    n_blocks: int = attrs.field(validator=_at_least(1))  # blocks of the pool, scratch blocks not counted
+    block_size: int = attrs.field(default=16, validator=_at_least(1))  # tokens a block holds
+    max_rows: int = attrs.field(default=64, validator=_at_least(1))
+    max_batched_tokens: int = attrs.field(default=2048, validator=_at_least(1))
+    max_scored_tokens: int = attrs.field(default=256, validator=_at_least(1))  # prompt tokens a step gives log-probs of
+    prefix_caching: bool = True
+    token_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
+    row_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
+
+    def __attrs_post_init__(self) -> None:
+        if bool(self.token_buckets) != bool(self.row_buckets):
+            raise ValueError("token_buckets and row_buckets go together: give both or neither")
+        if self.token_buckets and self.token_buckets[-1] < self.max_batched_tokens:
+            raise ValueError(f"the largest token bucket, {self.token_buckets[-1]}, is below max_batched_tokens")
+        if self.row_buckets and self.row_buckets[-1] < self.max_rows + 1:
+            raise ValueError(f"the largest row bucket, {self.row_buckets[-1]}, is below max_rows + 1 (one row pads)")
+
+    @property
+    def table_width(self) -> int:
+        """Columns of a block table: blocks that the longest row needs."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def n_scratch(self) -> int:
+        """Blocks before the pool that padding writes to: ids [0, n_scratch), at least one."""
+        gaps = [after - before - 1 for before, after in zip((0, *self.token_buckets), self.token_buckets, strict=False)]
+        return max(1, -(-max(gaps, default=0) // self.block_size))
+
+    @property
+    def pool_len(self) -> int:
+        """Tokens at which a row ends that has the whole pool to itself: the last one needs no slot."""
+        return self.n_blocks * self.block_size + 1
+
+
+def blocks_for(n_tokens: int, block_size: int) -> int:
+    """How many blocks hold that many tokens."""
+    return -(-n_tokens // block_size)
+
+
+def bucket_for(size: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds the size; the size itself where there are no buckets."""
+    return next((bucket for bucket in buckets if bucket >= size), size)

@@ -1,0 +1,233 @@
+"""What a user asks (SamplingParams, Request) and what an engine answers for one sample (Finished).
+
+The one law: a record is complete and valid from its first moment, so no step ever checks a user's input again.
+Read next: plan.py for what happens in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+from attrs import validators
+
+from nva.state.columns import Column, Int, column_field
+from nva.state.errors import check_names
+
+FinishReason = Literal["stop", "length", "abort"]
+
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "max_tokens": 256,
+    "repetition_penalty": 1.0,
+}
+"""What a field left unset becomes when the checkpoint's generation_config.json doesn't say either."""
+
+_OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "do_sample": "temperature (0 is greedy)",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "use_beam_search": "examples/beam_search.py",
+    "num_beams": "examples/beam_search.py",
+}
+
+
+def _number(low: float, high: float = math.inf, *, open_low: bool = False) -> Any:
+    """A validator: a finite number in [low, high], or (low, high]."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not numeric or not low <= value <= high or (open_low and value == low):
+            interval = f"{'(' if open_low else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
+            raise ValueError(f"{field.name} is {value!r}; give a finite number in {interval}")
+
+    return check
+
+
+def _whole(low: int, high: int | None = None) -> Any:
+    """A validator: an int in [low, high]."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            bound = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+            raise ValueError(f"{field.name} is {value!r}; give a whole number {bound}")
+
+    return check
+
+
+def _strings(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _check_stop(_: object, field: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
+    if not all(isinstance(text, str) and text for text in value):
+        raise ValueError(f"{field.name} is {value!r}; give one string or a list of them, none empty")
+
+
+def _check_ids(_: object, field: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
+    if not all(isinstance(token, int) and token >= 0 for token in value):
+        raise ValueError(f"{field.name} is {value!r}; give token ids, 0 or above")
+
+
+def _check_bias(_: object, field: attrs.Attribute[Any], value: dict[Any, Any]) -> None:
+    for token, bias in value.items():
+        if not isinstance(token, int) or token < 0 or not isinstance(bias, (int, float)) or math.isnan(bias):
+            raise ValueError(f"{field.name} has {token!r}: {bias!r}; give token ids and numbers to add to their logits")
+
+
+def _token_tuple(value: Any) -> tuple[int, ...]:
+    return tuple(value or ())
+
+
+def _bias_dict(value: Any) -> dict[int, float]:
+    return dict(value or {})
+
+
+_optional = validators.optional
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Every field has a default; None means: the checkpoint's generation_config, then DEFAULTS.
+
+    temperature: 0 is greedy. top_k: keep the k likeliest tokens, 0 keeps all (-1, as elsewhere, is taken for 0).
+    top_p: keep the likeliest tokens that together reach this probability. min_p: keep tokens at least this fraction
+    as likely as the likeliest. max_tokens: output tokens at most. min_tokens: no stop before that many.
+    stop: strings that end the text, not part of it. stop_token_ids: ids that end it, beside the model's own ends of
+    sequence. ignore_eos: don't end there. seed: makes a request repeatable. n: samples of one prompt.
+    logprobs: also return this many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same
+    over the prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or output
+    (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits of output tokens, once and
+    per occurrence. logit_bias: added to the logits of these token ids. priority: lower goes first, where the engine's
+    policy is "priority".
+
+    Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value or unknown name.
+    """
+
+    temperature: float | None = attrs.field(default=None, validator=_optional(_number(0)))
+    top_k: int | None = attrs.field(
+        default=None, converter=lambda k: 0 if k == -1 else k, validator=_optional(_whole(0))
+    )
+    top_p: float | None = attrs.field(default=None, validator=_optional(_number(0, 1, open_low=True)))
+    min_p: float | None = attrs.field(default=None, validator=_optional(_number(0, 1)))
+    max_tokens: int | None = attrs.field(default=None, validator=_optional(_whole(1)))
+    min_tokens: int = attrs.field(default=0, validator=_whole(0))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_tuple, validator=_check_ids)
+    ignore_eos: bool = attrs.field(default=False, validator=validators.instance_of(bool))
+    seed: int | None = attrs.field(default=None, validator=_optional(_whole(0, 2**64 - 1)))
+    n: int = attrs.field(default=1, validator=_whole(1))
+    logprobs: int | None = attrs.field(default=None, validator=_optional(_whole(0)))
+    prompt_logprobs: int | None = attrs.field(default=None, validator=_optional(_whole(0)))
+    repetition_penalty: float | None = attrs.field(default=None, validator=_optional(_number(0, open_low=True)))
+    presence_penalty: float = attrs.field(default=0.0, validator=_number(-math.inf))
+    frequency_penalty: float = attrs.field(default=0.0, validator=_number(-math.inf))
+    priority: float = attrs.field(default=0.0, validator=_number(-math.inf))
+    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_bias_dict, validator=_check_bias, hash=False)
+
+    def __init__(self, **options: Any) -> None:
+        check_names("SamplingParams", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
+        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    def resolve(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
+        """The same parameters with every unset field filled in, from `defaults` first."""
+        unset = {name: defaults.get(name, DEFAULTS[name]) for name in DEFAULTS if getattr(self, name) is None}
+        return attrs.evolve(self, **unset)
+
+
+SAMPLING = np.dtype(
+    [
+        ("temperature", "f4"),
+        ("top_k", "i4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("repetition_penalty", "f4"),
+        ("presence_penalty", "f4"),
+        ("frequency_penalty", "f4"),
+        ("seed", "u8"),
+        ("n_logprobs", "i4"),
+        ("min_len", "i4"),
+        ("is_penalized", "?"),
+        ("is_biased", "?"),
+    ]
+)
+"""What each step needs of a request's SamplingParams, as one element of a column. n_logprobs: likeliest tokens to
+report, NO_LOGPROBS for none and not the chosen one either. min_len: length of the sequence before it may stop."""
+
+NO_LOGPROBS = -1
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One prompt with resolved parameters.
+
+    id: the caller's name for it, unique among the requests in flight. stop_ids: token ids that end a sample.
+    """
+
+    id: int | str
+    prompt: Int = column_field()  # [n_prompt] int32
+    params: SamplingParams = attrs.field()
+    stop_ids: frozenset[int] = frozenset()
+
+    @params.validator  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator, reportAttributeAccessIssue]
+    def _is_resolved(self, _: object, params: SamplingParams) -> None:
+        unset = [name for name in DEFAULTS if getattr(params, name) is None]
+        if unset:
+            raise ValueError(f"request {self.id!r} leaves {', '.join(unset)} unset; pass params.resolve()")
+
+
+def request(id: int | str, prompt: Any, params: SamplingParams | None = None, **fields: Any) -> Request:  # noqa: A002 - the field's name
+    """A request from a list of token ids, its unset parameters filled with DEFAULTS."""
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+        raise ValueError(f"request {id!r}: the prompt is {prompt!r:.80}; give at least one token id, all whole numbers")
+    if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"request {id!r}: token ids span [{ids.min()}, {ids.max()}]; give ids of the vocabulary")
+    params = (params or SamplingParams()).resolve()
+    return Request(id=id, prompt=ids.astype(np.int32), params=params, **fields)
+
+
+def sampling_of(request: Request, seed: int) -> Column:
+    """The request's element of a SAMPLING column; `seed` is for requests that bring none."""
+    params = request.params
+    element = np.zeros((), SAMPLING)
+    for name in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
+        element[name] = getattr(params, name)
+    element["seed"] = seed if params.seed is None else params.seed
+    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+    element["min_len"] = len(request.prompt) + params.min_tokens
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    element["is_penalized"] = penalties != (1.0, 0.0, 0.0)
+    element["is_biased"] = bool(params.logit_bias)
+    return element
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """One sample that ended, and why. stopped_by: the token id or string that ended it, None for length and abort."""
+
+    request: Request
+    sample: int
+    reason: FinishReason
+    stopped_by: int | str | None
+    token_ids: tuple[int, ...]  # the output, a stop token included
+    n_cached: int  # prompt tokens whose computation the prefix cache saved

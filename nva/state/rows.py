@@ -1,0 +1,113 @@
+"""The running sequences, one row each, as columns: a step reads and writes whole columns, never a row at a time.
+
+Lengths of a row, all in tokens and never out of this order: [0, n_computed) has its keys and values in the cache,
+[0, n_known) has known token ids, [0, n_tokens) is the sequence, its newest tokens perhaps still being sampled,
+and at max_len it ends. Read next: engine.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from nva.state.columns import (
+    Bool,
+    Column,
+    Float,
+    Int,
+    Long,
+    Tokens,
+    column_field,
+    freeze,
+    history,
+    tokens_between,
+    write,
+)
+from nva.state.config import Limits
+from nva.state.request import SAMPLING, Request
+
+
+@attrs.frozen(kw_only=True)
+class Rows:
+    """Columns of max_rows entries. Where `is_running` is False the other columns hold leftovers that nothing reads."""
+
+    is_running: Bool = column_field()
+    requests: tuple[Request | None, ...]
+    histories: tuple[Tokens, ...] = attrs.field(eq=False)  # the first n_known entries of each are this state's
+    arrival: Long = column_field()  # order in which requests were submitted
+    rank: Float = column_field()  # the policy's order, lower first; arrival and sample break ties
+    sample: Int = column_field()  # which of the request's n samples this row is, the first of its n_samples
+    n_samples: Int = column_field()  # samples that start here: n until the prompt is computed, 1 once forked
+    n_prompt: Int = column_field()
+    n_computed: Int = column_field()
+    n_known: Int = column_field()
+    n_tokens: Int = column_field()
+    max_len: Int = column_field()
+    n_cached: Int = column_field()  # prompt tokens taken from the prefix cache at first admission
+    n_blocks: Int = column_field()  # entries of the block table in use
+    block_tables: Int = column_field()  # [rows, table_width] block ids
+    n_published: Int = column_field()  # leading blocks that have passed through the prefix index
+    chain: Long = column_field()  # chain of the last of them
+    sampling: Column = column_field()  # SAMPLING
+
+
+ROW_TUPLES = ("requests", "histories")
+"""The fields of Rows that are tuples of objects; all others are columns."""
+
+
+def empty_rows(limits: Limits) -> Rows:
+    """No row running."""
+    n = limits.max_rows
+    ints = ["sample", "n_samples", "n_prompt", "n_computed", "n_known", "n_tokens", "max_len", "n_cached", "n_blocks"]
+    return Rows(
+        is_running=freeze(np.zeros(n, np.bool_)),
+        requests=(None,) * n,
+        histories=(history(()),) * n,
+        arrival=np.zeros(n, np.int64),
+        rank=np.zeros(n, np.float64),
+        block_tables=np.zeros((n, limits.table_width), np.int32),
+        n_published=np.zeros(n, np.int32),
+        chain=np.zeros(n, np.int64),
+        sampling=np.zeros(n, SAMPLING),
+        **{name: np.zeros(n, np.int32) for name in ints},
+    )
+
+
+def running(rows: Rows) -> Int:
+    """Ids of the running rows, best rank first."""
+    ids = np.flatnonzero(rows.is_running)
+    return ids[np.lexsort((rows.sample[ids], rows.arrival[ids], rows.rank[ids]))].astype(np.int32)
+
+
+def n_reserved(rows: Rows) -> int:
+    """Rows in use, with those that running prompts will fork into."""
+    return int(rows.n_samples[rows.is_running].sum())
+
+
+def history_of(rows: Rows, row: int) -> Tokens:
+    """The buffer of a row's history; its first n_known entries are the row's."""
+    return rows.histories[row]
+
+
+def token_ids(rows: Rows, row: int) -> Int:
+    """The known tokens of a row, prompt and output, int32."""
+    return tokens_between(rows.histories[row], 0, int(rows.n_known[row]))
+
+
+def block_table(rows: Rows, row: int) -> Int:
+    """The block ids of a row, in order of position."""
+    return rows.block_tables[row, : rows.n_blocks[row]]
+
+
+def request_of(rows: Rows, row: int) -> Request:
+    """The request of a running row."""
+    found = rows.requests[row]
+    assert found is not None, f"row {row} is not running"
+    return found
+
+
+def update(rows: Rows, which: Any, **values: Any) -> Rows:
+    """The rows with `column[which] = value` for each column named; one copy of each."""
+    return attrs.evolve(rows, **{name: write(getattr(rows, name), which, value) for name, value in values.items()})

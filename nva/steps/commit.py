@@ -1,0 +1,142 @@
+"""Sampled tokens arrive: histories grow, samples that are done end, blocks return.
+
+The law: every sample ends exactly once, with a reason.
+Read next: run.py, where the loop over these steps is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import attrs
+import numpy as np
+
+from nva.state.columns import append_each, tokens_between
+from nva.state.engine import EngineState
+from nva.state.plan import Logprobs, Output, Plan, Sampled, TokenLogprobs
+from nva.state.request import NO_LOGPROBS, Finished, FinishReason, Request
+from nva.state.rows import Rows, request_of, running, update
+from nva.steps.allocate import vacate
+from nva.steps.pack import scored_tokens
+
+
+def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineState, Output]:
+    """Append the sampled tokens to their rows and end those that are done; also what users see of the step.
+
+    A sample that ended since it was planned is passed over. A row whose logits were not finite ends with "abort".
+    """
+    rows, scores = state.rows, _scores(state, plan, sampled)
+    is_live = rows.is_running[plan.sample_rows] & (rows.arrival[plan.sample_rows] == plan.sample_arrivals)
+    is_given = is_live & sampled.is_finite
+    given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given].tolist()
+    requests = [request_of(rows, row) for row in given.tolist()]
+    rows = _appended(rows, given.tolist(), tokens)
+    finished = _finished(rows, given.tolist(), requests, tokens)
+    for row in plan.sample_rows[is_live & ~sampled.is_finite].tolist():
+        finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
+    output = Output(
+        requests=requests,
+        samples=rows.sample[given],
+        tokens=sampled.tokens[is_given],
+        logprobs=_logprobs(requests, sampled.logprobs, np.flatnonzero(is_given).tolist(), tokens),
+        scores=scores,
+        finished=list(finished.values()),
+    )
+    state = attrs.evolve(state, rows=rows)
+    return (vacate(state, list(finished)) if finished else state), output
+
+
+def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[EngineState, list[Finished]]:
+    """End all that waits or runs of these requests; ids that are not in flight are passed over."""
+    finished = [
+        Finished(
+            request=entry.request,
+            sample=sample,
+            reason="abort",
+            stopped_by=None,
+            token_ids=tuple(entry.history[len(entry.request.prompt) : entry.n_known]),
+            n_cached=entry.n_cached or 0,
+        )
+        for entry in state.waiting
+        if entry.request.id in request_ids
+        for sample in range(entry.sample, entry.sample + entry.n_samples)
+    ]
+    waiting = tuple(entry for entry in state.waiting if entry.request.id not in request_ids)
+    ended = [row for row in running(state.rows).tolist() if request_of(state.rows, row).id in request_ids]
+    finished += [
+        _finished_row(state.rows, row, int(state.rows.sample[row]) + i, "abort")
+        for row in ended
+        for i in range(int(state.rows.n_samples[row]))
+    ]
+    return vacate(attrs.evolve(state, waiting=waiting), ended), finished
+
+
+def stop(state: EngineState, request_id: int | str, sample: int, text: str) -> tuple[EngineState, Finished | None]:
+    """End one sample because its text contains a stop string; None if it has ended already."""
+    for row in running(state.rows).tolist():
+        if request_of(state.rows, row).id == request_id and state.rows.sample[row] == sample:
+            return vacate(state, [row]), _finished_row(state.rows, row, sample, "stop", text)
+    return state, None
+
+
+def _appended(rows: Rows, row_ids: list[int], tokens: list[int]) -> Rows:
+    """The rows with one more known token each."""
+    n_known = rows.n_known[row_ids]
+    histories = append_each(rows.histories, row_ids, n_known.tolist(), tokens)
+    return attrs.evolve(update(rows, row_ids, n_known=n_known + 1), histories=histories)
+
+
+def _finished(rows: Rows, row_ids: list[int], requests: Sequence[Request], tokens: list[int]) -> dict[int, Finished]:
+    """The rows that their newest token ends, by row id."""
+    is_stop = [token in request.stop_ids for token, request in zip(tokens, requests, strict=True)]
+    is_long = rows.n_known[row_ids] >= rows.max_len[row_ids]
+    finished: dict[int, Finished] = {}
+    for j in np.flatnonzero(np.array(is_stop, np.bool_) | is_long).tolist():
+        row, reason, stopped_by = row_ids[j], "stop" if is_stop[j] else "length", tokens[j] if is_stop[j] else None
+        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
+    return finished
+
+
+def _finished_row(
+    rows: Rows, row: int, sample: int, reason: FinishReason, stopped_by: int | str | None = None
+) -> Finished:
+    output = tokens_between(rows.histories[row], int(rows.n_prompt[row]), int(rows.n_known[row]))
+    return Finished(
+        request=request_of(rows, row),
+        sample=sample,
+        reason=reason,
+        stopped_by=stopped_by,
+        token_ids=tuple(output.tolist()),
+        n_cached=int(rows.n_cached[row]),
+    )
+
+
+def _logprobs(
+    requests: Sequence[Request], logprobs: Logprobs | None, entries: list[int], tokens: list[int]
+) -> list[TokenLogprobs | None]:
+    """For each token its log-probabilities, where its request asks for them."""
+    if logprobs is None:
+        return [None] * len(tokens)
+    asked = [NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs for request in requests]
+    return [
+        None if n == NO_LOGPROBS else _token_logprobs(logprobs, entry, token, n)
+        for n, entry, token in zip(asked, entries, tokens, strict=True)
+    ]
+
+
+def _scores(state: EngineState, plan: Plan, sampled: Sampled) -> list[tuple[Request, int, TokenLogprobs]]:
+    if sampled.scores is None:
+        return []
+    scored = [(request_of(state.rows, row), position) for row, position, _ in scored_tokens(state, plan)]
+    tokens = [int(request.prompt[position]) for request, position in scored]
+    return [
+        (request, position, _token_logprobs(sampled.scores, i, tokens[i], request.params.prompt_logprobs or 0))
+        for i, (request, position) in enumerate(scored)
+    ]
+
+
+def _token_logprobs(logprobs: Logprobs, entry: int, token: int, n_top: int) -> TokenLogprobs:
+    top = zip(logprobs.top_tokens[entry, :n_top].tolist(), logprobs.top[entry, :n_top].tolist(), strict=True)
+    return TokenLogprobs(
+        token=token, logprob=float(logprobs.chosen[entry]), rank=int(logprobs.ranks[entry]), top=tuple(top)
+    )

@@ -1,0 +1,235 @@
+"""Logits to tokens: penalties and bias, temperature, min_p, top_k, top_p, then a draw by the Gumbel-max trick.
+
+The law: a token depends on its own row of logits, its parameters, seed, sample index and position, and on nothing else.
+Batch mates, their order and the slices of the computation change nothing. Tokens tied at the edge of a filter are kept
+together, so no order matters there either, and a tie for the maximum goes to the lowest id. Nothing waits for the
+device before the one copy at the end. Read next: Draw and Sampled in state/plan.py, then steps/commit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nva.state.columns import Column, Int
+from nva.state.plan import Draw, Logprobs, Sampled
+from nva.state.request import NO_LOGPROBS
+
+NEXT_TOKEN = 0
+"""The purpose of an ordinary draw. Another use of randomness at the same position takes another number."""
+
+_GREEDY, _PLAIN, _FILTERED, _TOP_K = range(4)
+_MAX = torch.finfo(torch.float32).max
+_INFINITY_BITS = 0x7F800000
+_CPU_SLICE = 2**22  # bytes of logits worked on at once: small enough to stay in a cache
+_DEVICE_SLICE = 2**26  # large enough to need few launches, small enough for temporaries
+
+
+def sample(logits: Tensor, draw: Draw) -> Sampled:
+    """One token for each of S samples, from logits [L, V] float32, and the log-probabilities that were asked for."""
+    picked = choose(logits, draw)
+    n_top = int(draw.n_logprobs.max(initial=NO_LOGPROBS))
+    results = list(picked)
+    if n_top != NO_LOGPROBS:
+        results += logprobs(logits, draw.logit_rows, picked[0], n_top)
+    if len(draw.score_rows):
+        results += logprobs(logits, draw.score_rows, _put(draw.score_tokens, logits), draw.n_score_logprobs)
+    tokens, is_finite, *rest = _to_host(results)
+    return Sampled(
+        tokens=tokens,
+        is_finite=is_finite.astype(np.bool_),
+        logprobs=_as_logprobs(rest[:4]) if n_top != NO_LOGPROBS else None,
+        scores=_as_logprobs(rest[-4:]) if len(draw.score_rows) else None,
+    )
+
+
+def choose(logits: Tensor, draw: Draw) -> Tensor:
+    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
+    kinds = _kinds(draw.params, logits.shape[1])
+    order = np.lexsort((draw.params["top_k"], kinds))
+    picked = [torch.empty((2, 0), dtype=torch.int32, device=logits.device)]
+    for kind in range(4):
+        group = order[kinds[order] == kind]
+        for part in _slices(len(group), logits):
+            rows = logits.index_select(0, _put(draw.logit_rows[group[part]], logits))
+            picked.append(_choose_slice(rows, draw, group[part], kind))
+    return torch.cat(picked, dim=1).index_select(1, _put(np.argsort(order), logits))
+
+
+def _kinds(params: Column, n_tokens: int) -> Column:
+    """What each sample needs: the maximum, noise, noise and a filter, or these with a top_k."""
+    has_top_k = (params["top_k"] > 0) & (params["top_k"] < n_tokens)
+    has_other = (params["top_p"] < 1) | (params["min_p"] > 0)
+    kinds = np.where(has_top_k, _TOP_K, np.where(has_other, _FILTERED, _PLAIN))
+    return np.where(params["temperature"] == 0, _GREEDY, kinds)
+
+
+def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
+    """[2, n] as in `choose`, for n samples of one kind and x [n, V], their own copy of the logits."""
+    is_finite = x.amax(-1).isfinite()
+    adjust(x, draw, members)
+    if kind == _GREEDY:
+        tokens = x.argmax(-1)  # the first of equal maxima, as torch documents it
+    else:
+        params = draw.params[members]
+        gaps = x.sub_(x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
+        if kind != _PLAIN:
+            filter_gaps(gaps, params)
+        tokens = gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps).argmax(-1)
+    return torch.stack([tokens.int(), is_finite.int()])
+
+
+def adjust(x: Tensor, draw: Draw, members: Column) -> None:
+    """Apply penalties, then bias, in place, to the logits x [n, V] of the samples `members` [n]."""
+    row_of = np.full(len(draw.params), -1)
+    row_of[members] = np.arange(len(members))
+    penalties = [
+        _penalties(int(row_of[j]), history, n_prompt, draw.params[j])
+        for j, history, n_prompt in draw.penalized
+        if row_of[j] >= 0
+    ]
+    if penalties:
+        rows, tokens, factor, minus = (_put(np.concatenate(column), x) for column in zip(*penalties, strict=True))
+        before = x[rows, tokens]
+        x[rows, tokens] = torch.where(before > 0, before / factor, before * factor) - minus
+    is_mine = row_of[draw.bias_at[:, 0]] >= 0
+    if is_mine.any():
+        rows, tokens = row_of[draw.bias_at[is_mine, 0]], draw.bias_at[is_mine, 1].astype(np.int64)
+        bias = _put(draw.bias[is_mine], x).to(x.dtype).clamp(max=_MAX)
+        x.index_put_((_put(rows, x), _put(tokens, x)), bias, accumulate=True)
+    if penalties or is_mine.any():
+        x.clamp_(max=_MAX)  # a maximum of infinity would make NaN of its own gap
+
+
+def _penalties(row: int, history: Int, n_prompt: int, params: Any) -> tuple[Column, ...]:
+    """Columns (row, token, factor, minus) over the distinct tokens of a history: the factor is for tokens of prompt and
+    output (Keskar et al. 2019, CTRL, section 4.1), what is subtracted for tokens of the output."""
+    tokens, places = np.unique(history, return_inverse=True)
+    n_output = np.bincount(places[n_prompt:], minlength=len(tokens))
+    minus = params["presence_penalty"] * (n_output > 0) + params["frequency_penalty"] * n_output
+    factor = np.full(len(tokens), params["repetition_penalty"])
+    return np.full(len(tokens), row), tokens.astype(np.int64), factor, minus.astype(np.float32)
+
+
+def filter_gaps(gaps: Tensor, params: Column) -> None:
+    """Put infinity, in place, for the tokens to leave out of gaps [n, V]: how far each token's tempered log-probability
+    lies below the likeliest token's.
+
+    A token stays if its gap is at most -log(min_p), if fewer than top_k tokens are strictly likelier, and if those hold
+    less than top_p of the probability of the k likeliest (Holtzman et al. 2020, nucleus sampling).
+    """
+    n_tokens = gaps.shape[1]
+    top_k = np.where((params["top_k"] > 0) & (params["top_k"] < n_tokens), params["top_k"], n_tokens)[:, None]
+    with np.errstate(divide="ignore"):
+        limit = _put(-np.log(params["min_p"][:, None]), gaps)
+    # Where top_p is off, no rounding of a sum may drop a token.
+    top_p = _put(np.where(params["top_p"] < 1, params["top_p"], np.float32(np.inf))[:, None], gaps)
+    if top_k.min() < n_tokens:
+        limit = _limit_of_nearest(gaps, limit, top_k, top_p)
+    elif params["top_p"].min() < 1:
+        limit = _limit_of_all(gaps, limit, top_p)
+    gaps.masked_fill_(gaps > limit, torch.inf)
+
+
+def _limit_of_nearest(gaps: Tensor, limit: Tensor, top_k: Column, top_p: Tensor) -> Tensor:
+    """[n, 1] The largest gap within the limit, top_k and top_p: the nearest few tokens are sorted and summed up."""
+    nearest = gaps.topk(int(top_k.max()), largest=False).values
+    is_kept = (nearest <= limit) & (torch.arange(nearest.shape[1], device=gaps.device) < _put(top_k, gaps))
+    weights = (-nearest).exp() * is_kept
+    is_kept &= weights.cumsum(-1) - weights < top_p * weights.sum(-1, keepdim=True)
+    return nearest.masked_fill(~is_kept, 0).amax(-1, keepdim=True)
+
+
+def _limit_of_all(gaps: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:
+    """[n, 1] The largest gap within the limit and top_p, found bit by bit, as floats from 0 up are ordered like their
+    bits: 31 sums over a cached row cost a fraction of sorting it."""
+    weights = (-gaps).exp().mul_(gaps.clone().le_(limit))
+    target = top_p * weights.sum(-1, keepdim=True)
+    bits = torch.zeros_like(target, dtype=torch.int32)
+    for bit in reversed(range(31)):
+        trial = bits + (1 << bit)
+        nearer = gaps.clone().lt_(_as_float(trial)).mul_(weights).sum(-1, keepdim=True)
+        bits = torch.where(nearer < target, trial, bits)
+    return torch.minimum(limit, _as_float(bits))
+
+
+def _as_float(bits: Tensor) -> Tensor:
+    return bits.clamp(max=_INFINITY_BITS).view(torch.float32)
+
+
+def row_keys(draw: Draw, members: Column, purpose: int = NEXT_TOKEN) -> Column:
+    """[n, 2] int32: 64 bits for each (seed, sample, position, purpose), mixed by SplitMix64 (Steele et al. 2014)."""
+    keys = _split_mix(draw.params["seed"][members])
+    for words in (draw.samples[members], draw.positions[members], np.full(len(members), purpose)):
+        keys = _split_mix(keys ^ words.astype(np.uint64))
+    return keys.view(np.int32).reshape(-1, 2)
+
+
+def _split_mix(z: Column) -> Column:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def gumbel(keys: Tensor, n_tokens: int) -> Tensor:
+    """Gumbel noise [n, V] float32 for row keys [n, 2] int32, a pure function of key and token id, within [-2.9, 16.7].
+
+    The argmax of log-probabilities plus such noise is a draw from their distribution (Maddison et al. 2014).
+    """
+    tokens = _finalize(torch.arange(n_tokens, dtype=torch.int32, device=keys.device))
+    hashed = _finalize((tokens * (keys[:, :1] | 1)).add_(keys[:, 1:]))  # an odd factor keeps a row's tokens distinct
+    # 23 bits become the mantissa of a float in [1, 2), then the middle of one of 2**23 equal parts of (0, 1), exactly.
+    uniform = (hashed >> 9).bitwise_and_(0x7FFFFF).bitwise_or_(0x3F800000).view(torch.float32).sub_(1 - 2**-24)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _finalize(x: Tensor) -> Tensor:
+    """MurmurHash3's 32-bit finalizer (Appleby 2011), in place on int32: products wrap, masks make shifts logical."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x85EBCA6B - 2**32)
+    x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(0xC2B2AE35 - 2**32)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+
+def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:
+    """Log-probabilities under the softmax of logits[rows]: those of tokens [N], their ranks [N], the likeliest tokens
+    [N, K] and theirs [N, K]. Equally likely tokens come in any order."""
+    parts: list[tuple[Tensor, ...]] = []
+    for part in _slices(len(rows), logits):
+        scores = logits.index_select(0, _put(rows[part], logits)).log_softmax(-1)
+        chosen = scores.gather(1, tokens[part, None].long())
+        top, top_tokens = scores.topk(min(n_top, logits.shape[1]))
+        ranks = scores.gt_(chosen).sum(-1).int() + 1
+        parts.append((chosen[:, 0], ranks, top_tokens.int(), top))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _slices(n_rows: int, logits: Tensor) -> Iterator[slice]:
+    """Consecutive slices of the rows, of a size that suits the device."""
+    budget = _CPU_SLICE if logits.device.type == "cpu" else _DEVICE_SLICE
+    step = max(1, budget // (4 * logits.shape[1]))
+    return (slice(start, start + step) for start in range(0, n_rows, step))
+
+
+def _put(values: Column, like: Tensor) -> Tensor:
+    """A copy of an array on the device of a tensor. Torch refuses the strides of a record's field, so copy first."""
+    return torch.tensor(values.copy(), device=like.device)
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[Column]:
+    """Tensors of int32 and float32 as arrays, by one copy from the device."""
+    flat = torch.cat([tensor.contiguous().view(torch.int32).flatten() for tensor in tensors]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [
+        part.view(np.float32 if tensor.is_floating_point() else np.int32).reshape(tensor.shape)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
+
+
+def _as_logprobs(arrays: Sequence[Column]) -> Logprobs:
+    chosen, ranks, top_tokens, top = arrays
+    return Logprobs(chosen=chosen, ranks=ranks, top_tokens=top_tokens, top=top)

@@ -1,0 +1,82 @@
+"""A model whose next token can be worked out by hand: the sum of (position + 1) * token over the sequence, modulo the
+vocabulary size. After [1, 2] comes 1 * 1 + 2 * 2 = 5.
+
+It reads the sequence back from a paged cache, as a real model does, so a wrong slot, block or length changes its
+tokens. Freed blocks are poisoned: reading one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from nva.state.blocks import free_ids
+from nva.state.columns import Column, Int
+from nva.state.config import Limits
+from nva.state.engine import EngineState
+from nva.state.errors import InvariantError
+from nva.state.plan import Batch, Draw, Sampled
+
+POISON = -1
+
+
+@attrs.frozen(kw_only=True)
+class ToyKV:
+    """Each slot holds the token written to it, [ids, block_size]. Updated in place, like a real cache."""
+
+    tokens: Column
+
+    @classmethod
+    def empty(cls, limits: Limits) -> ToyKV:
+        return cls(tokens=np.full((limits.n_scratch + limits.n_blocks, limits.block_size), POISON, np.int64))
+
+
+def toy_forward(limits: Limits) -> Callable[[None, ToyKV, Batch], tuple[Column, ToyKV]]:
+    """forward(params, kv, batch) -> (logits [L, vocab_size], kv) of the toy model; it has no parameters."""
+
+    def forward(_: None, kv: ToyKV, batch: Batch) -> tuple[Column, ToyKV]:
+        kv.tokens[batch.copies[:, 1]] = kv.tokens[batch.copies[:, 0]]
+        kv.tokens.reshape(-1)[batch.slots] = batch.token_ids
+        logits = np.zeros((len(batch.logit_index), limits.vocab_size), np.float32)
+        for i, packed in enumerate(batch.logit_index[: batch.n_logits].tolist()):
+            row = int(np.searchsorted(batch.query_ends, packed, side="right"))
+            context_len = int(batch.context_lens[row] - (batch.query_ends[row] - 1 - packed))
+            logits[i, _next(_read(kv, batch.block_tables[row], context_len), limits.vocab_size)] = 1.0
+        return logits, kv
+
+    return forward
+
+
+def _read(kv: ToyKV, table: Int, context_len: int) -> Column:
+    block_size = kv.tokens.shape[1]
+    tokens = kv.tokens[table[: -(-context_len // block_size)]].reshape(-1)[:context_len]
+    if (tokens == POISON).any():
+        raise InvariantError(f"a row reads slots that nobody wrote: {tokens.tolist()} in blocks {table.tolist()}")
+    return tokens
+
+
+def _next(tokens: Column, vocab_size: int) -> int:
+    return int(((np.arange(len(tokens)) + 1) * tokens).sum() % vocab_size)
+
+
+def toy_sample(logits: Column, draw: Draw) -> Sampled:
+    """The likeliest token of each sample, bans and biases applied."""
+    wanted = logits[draw.logit_rows].astype(np.float64)
+    np.add.at(wanted, (draw.bias_at[:, 0], draw.bias_at[:, 1]), draw.bias)
+    return Sampled(tokens=wanted.argmax(axis=1).astype(np.int32), is_finite=np.ones(len(wanted), np.bool_))
+
+
+def toy_tokens(prompt: Sequence[int], n: int, vocab_size: int) -> list[int]:
+    """The first n tokens that follow the prompt, without any engine."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(_next(np.array(tokens), vocab_size))
+    return tokens[len(prompt) :]
+
+
+def poison(state: EngineState, kv: ToyKV) -> None:
+    """Spoil every free block that the prefix cache can't find."""
+    lost = [block for block in free_ids(state.blocks) if not state.blocks.chains[block]]
+    kv.tokens[lost] = POISON

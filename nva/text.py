@@ -1,0 +1,208 @@
+"""Strings on both ends of the engine: prompts to token ids, sampled ids to text that can be shown at once.
+
+The one law: however the ids arrive, the pieces of text join to exactly `tokenizer.decode(ids, skip_special_tokens=True,
+clean_up_tokenization_spaces=False)`, cut before the stop string that completes first; no piece ends inside a character
+or holds a part of that stop string. A stream of text is a frozen record, a step returns the next one.
+Read next: run.py, which puts these around the engine's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+Tokenizer = Any
+"""A tokenizer of transformers; its type is not named here, because importing transformers takes seconds."""
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+REPLACEMENT = "\ufffd"
+"""What a decoder shows for bytes that are not, or not yet, a character."""
+N_KEPT = 4
+"""Tokens behind the newest that still matter to it: a character has at most four bytes, a token at least one."""
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The checkpoint's tokenizer, from its own files and without running code of theirs; None if it has no such files.
+
+    Raises ValueError if it has, but no tokenizer can be made from them.
+    """
+    if not any((Path(folder) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # for a bad file the tokenizers library raises a bare Exception
+        raise ValueError(f"no tokenizer can be made from the files in {folder}: {error}") from error
+
+
+def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt. A str gets the special tokens its tokenizer adds, messages those of the chat template.
+
+    Raises ValueError for a prompt that is empty or of another form, and for one that the checkpoint can't encode.
+    """
+    if isinstance(prompt, str):
+        ids = encode_text(tokenizer, prompt)
+    elif isinstance(prompt, Mapping):
+        ids = encode_messages(tokenizer, prompt)
+    else:
+        ids = check_ids(prompt)
+    if not ids:
+        raise ValueError(f"the prompt is empty: {prompt!r:.80}; give at least one token")
+    return ids
+
+
+def encode_text(tokenizer: Tokenizer | None, text: str) -> list[int]:
+    """Token ids of a text, with the special tokens that the tokenizer adds; of no text none at all."""
+    if tokenizer is None:
+        raise ValueError(f"the checkpoint has no tokenizer to encode {text!r:.80}; give token ids")
+    return list(tokenizer.encode(check_text(text))) if text else []
+
+
+def encode_messages(tokenizer: Tokenizer | None, prompt: Mapping[str, Any]) -> list[int]:
+    """Token ids of a conversation, up to where the assistant's answer begins."""
+    messages = check_messages(prompt)
+    if tokenizer is None or not tokenizer.chat_template:
+        raise ValueError("the checkpoint has no tokenizer with a chat template; give a str or token ids, not messages")
+    from jinja2 import TemplateError
+
+    try:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    except TemplateError as error:
+        raise ValueError(f"the checkpoint's chat template refuses these messages: {error}") from error
+
+
+def check_ids(prompt: object) -> list[int]:
+    """A prompt that is neither text nor messages, as a list of ids. Their upper bound is the engine's to check."""
+    if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray)):
+        raise ValueError(f'the prompt is {prompt!r:.80}; give a str, a list of token ids, or {{"messages": [...]}}')
+    for token in prompt:
+        if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
+            raise ValueError(f"the prompt holds {token!r:.80}; give token ids, whole numbers of 0 or more")
+    return [int(token) for token in prompt]
+
+
+def check_messages(prompt: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The messages of a prompt. Nothing else is read from one, so nothing else may be there."""
+    if set(prompt) != {"messages"} or not isinstance(prompt["messages"], Sequence) or not prompt["messages"]:
+        raise ValueError(f'the prompt is {prompt!r:.80}; the one key allowed is "messages", a list of at least one')
+    for message in prompt["messages"]:
+        is_message = isinstance(message, Mapping) and set(message) == {"role", "content"}
+        if not is_message or not all(isinstance(value, str) for value in message.values()):
+            raise ValueError(f'a message is {message!r:.80}; give {{"role": str, "content": str}}')
+        check_text(message["content"])
+    return [dict(message) for message in prompt["messages"]]
+
+
+def check_text(text: str) -> str:
+    """The text, if it is Unicode: half of a surrogate pair, as broken input leaves behind, has no encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt {text!r:.80} is not valid Unicode: {error.reason} at {error.start}") from error
+    return text
+
+
+@attrs.frozen(kw_only=True)
+class Detokenizer:
+    """Ids on their way to text: the window is decoded anew with each token, its first n_shown characters are out."""
+
+    decode: Callable[[Sequence[int]], str] = attrs.field(repr=False)
+    visible: frozenset[int] = attrs.field(repr=False)  # ids that have a text: in the vocabulary and not special
+    byte_ids: frozenset[int]  # tokens <0x00> to <0xFF>, which stand for a byte that has no better token
+    window: tuple[int, ...] = ()
+    n_shown: int = 0
+
+
+def detokenizer(tokenizer: Tokenizer | None) -> Detokenizer:
+    """The detokenizer that has seen nothing, from which every sample starts. Without a tokenizer all text is empty."""
+    if tokenizer is None:
+        return Detokenizer(decode=lambda _: "", visible=frozenset(), byte_ids=frozenset())
+    vocab = tokenizer.get_vocab()
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return Detokenizer(
+        decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+        visible=frozenset(vocab.values()) - special - set(tokenizer.all_special_ids),
+        byte_ids=frozenset(vocab[name] for name in (f"<0x{byte:02X}>" for byte in range(256)) if name in vocab),
+    )
+
+
+def push(detok: Detokenizer, ids: Sequence[int]) -> tuple[Detokenizer, str]:
+    """Take the next ids and give the text that no later id can change. Constant cost per token."""
+    window = (*detok.window, *(token for token in ids if token in detok.visible))
+    if window == detok.window or window[-1] in detok.byte_ids:
+        # A run of byte tokens is one text: "é" so far becomes three replacements if the next byte is invalid.
+        return attrs.evolve(detok, window=window), ""
+    kept = window[-N_KEPT:]
+    n_shown = len(settled(detok.decode(kept)))
+    return attrs.evolve(detok, window=kept, n_shown=n_shown), settled(detok.decode(window))[detok.n_shown :]
+
+
+def flush(detok: Detokenizer) -> str:
+    """The text held back, now that no id follows."""
+    return detok.decode(detok.window)[detok.n_shown :]
+
+
+def settled(text: str) -> str:
+    """The text without a replacement at its end, which the next byte may still turn into a character."""
+    return text.removesuffix(REPLACEMENT)
+
+
+def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, str | None]:
+    """Split into what can be shown and what must wait for more, and name the stop string found, if any.
+
+    The stop that completes first wins, and of those that complete together the longest: so nobody waits for a longer
+    match once one is there, and it makes no difference in which pieces the text came.
+    """
+    found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    if found:
+        end, _, stop = min(found)
+        return text[: end - len(stop)], "", stop
+    longest = min(max(map(len, stops), default=1) - 1, len(text))
+    n_held = next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
+    return text[: len(text) - n_held], text[len(text) - n_held :], None
+
+
+@attrs.frozen(kw_only=True)
+class TextStream:
+    """The text of one sample: a detokenizer, then a watch for stop strings. Once stopped_by is set, no text follows."""
+
+    detok: Detokenizer
+    stops: tuple[str, ...] = ()
+    n_exempt: int = 0  # tokens still to come whose text can't be part of a stop string: min_tokens at first
+    held: str = ""  # could still become a stop string
+    stopped_by: str | None = None
+
+
+def text_stream(detok: Detokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
+    """The stream before the first token. Raises ValueError for stop strings without a tokenizer to read them by."""
+    if stops and not detok.visible:
+        raise ValueError(f"the checkpoint has no tokenizer to find stop={list(stops)!r:.80}; give stop_token_ids")
+    return TextStream(detok=detok, stops=tuple(stops), n_exempt=min_tokens)
+
+
+def read(stream: TextStream, ids: Sequence[int]) -> tuple[TextStream, str]:
+    """Take the next ids and give the text that can be shown: never a part of a stop string, never half a character."""
+    if stream.stopped_by is not None:
+        return stream, ""
+    detok, exempt = push(stream.detok, ids[: stream.n_exempt])
+    detok, text = push(detok, ids[stream.n_exempt :])
+    shown, held, stop = split_at_stop(stream.held + text, stream.stops)
+    n_exempt = max(0, stream.n_exempt - len(ids))
+    return attrs.evolve(stream, detok=detok, n_exempt=n_exempt, held=held, stopped_by=stop), exempt + shown
+
+
+def finish(stream: TextStream) -> tuple[TextStream, str]:
+    """Give the rest of the text, now that no id follows; it may complete a stop string."""
+    if stream.stopped_by is not None:
+        return stream, ""
+    shown, held, stop = split_at_stop(stream.held + flush(stream.detok), stream.stops)
+    return attrs.evolve(stream, held="", stopped_by=stop), shown + held

@@ -1,0 +1,238 @@
+"""An interpreter of Ascend IR graphs on the CPU: it runs what the graph engine would be given to compile.
+
+A graph is torchair's protobuf: operators in topological order, inputs named "producer:output". The law: what an
+operator means comes from its IR declaration (names of inputs by position, attributes, and their defaults, which the
+graph leaves out) and never from the Python operator that it was converted from. The NPU's own operators run by
+emulation.py, with all its limits. Read next: lowering.py, which catches the graphs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torchair._ge_concrete_graph import auto_generated_ge_raw_ops as declarations
+from torchair.ge._ge_graph import _ge_proto_dtype_to_ge_dtype, ge_type_to_torch_type
+
+from tests.npu import emulation
+
+Tensor = torch.Tensor
+Outputs = Sequence[Tensor]
+
+
+def run(graph: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The graph's results for these inputs. Inputs that the graph updates in place are updated."""
+    values: dict[str, Tensor] = {}
+    for op in graph.op:
+        if op.type == "NetOutput":
+            return [values[name] for name in op.input]
+        if op.type == "Data":
+            values[f"{op.name}:0"] = inputs[op.attr["index"].i]
+        else:
+            outputs = MEANINGS[op.type](**arguments(op, values), **attributes(op))
+            check_types(op, outputs)
+            values.update({f"{op.name}:{i}": output for i, output in enumerate(outputs)})
+    raise ValueError("the graph has no NetOutput")
+
+
+def arguments(op: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The operator's inputs by the names of its IR declaration, absent ones left out."""
+    names = dict(zip(op.attr["_input_name_value"].list.i, op.attr["_input_name_key"].list.s, strict=True))
+    return {names[i].decode(): values[source] for i, source in enumerate(op.input) if source}
+
+
+def attributes(op: Any) -> dict[str, Any]:
+    """The operator's attributes, the IR's defaults where the graph has none. Names that begin with _ are torchair's."""
+    given = {name: attribute(value) for name, value in op.attr.items() if not name.startswith("_")}
+    return {**defaults(op.type), **given}
+
+
+def attribute(value: Any) -> Any:
+    """A protobuf attribute as a Python value."""
+    kind = value.WhichOneof("value")
+    if kind == "list":
+        return [*value.list.i, *value.list.f, *value.list.b, *(text.decode() for text in value.list.s)]
+    if kind == "t":
+        return constant(value.t)
+    return value.s.decode() if kind == "s" else getattr(value, kind)
+
+
+def constant(tensor: Any) -> Tensor:
+    """A protobuf tensor, its raw bytes little-endian."""
+    shape, dtype = tuple(tensor.desc.shape.dim), declared_type(tensor.desc)
+    if not tensor.data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(shape)
+
+
+def declared_type(desc: Any) -> torch.dtype:
+    """The type in a protobuf tensor description."""
+    return ge_type_to_torch_type(_ge_proto_dtype_to_ge_dtype(desc.dtype))
+
+
+@functools.cache
+def defaults(op_type: str) -> dict[str, Any]:
+    """The default attributes of an operator by its IR declaration, {} where torchair writes them all out."""
+    text = getattr(getattr(declarations, op_type, None), "__doc__", None) or ""
+    found = re.findall(r"\.ATTR\((\w+), (\w+), (.*)\)\\?n?$", text, re.MULTILINE)
+    return {name: literal(kind, value.strip()) for name, kind, value in found}
+
+
+def literal(kind: str, value: str) -> Any:
+    """A C++ literal of an IR declaration."""
+    if kind == "Bool":
+        return value == "true"
+    if kind.startswith("List"):
+        return ast.literal_eval(value.replace("{", "[").replace("}", "]"))
+    return ast.literal_eval(value)
+
+
+def check_types(op: Any, outputs: Outputs) -> None:
+    """Results have the types that torchair noted when it converted the operator."""
+    for output, desc in zip(outputs, op.output_desc, strict=False):
+        note = desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
+        if note and f"dtype={output.dtype}," not in note:
+            raise TypeError(f"{op.type} {op.name} gives {output.dtype}, the graph notes {note}")
+
+
+def const(value: Tensor) -> Outputs:
+    return [value]
+
+
+def gather(x: Tensor, indices: Tensor, axis: Tensor, batch_dims: int, negative_index_support: bool, **_: Any) -> Outputs:
+    assert batch_dims == 0, "gathers in batches don't occur"
+    dim, ids = int(axis), indices.long()
+    size = x.shape[dim]
+    low = -size if negative_index_support else 0
+    if bool(((ids < low) | (ids >= size)).any()):
+        raise IndexError(f"GatherV2 takes indices in [{low}, {size})")
+    return [x.index_select(dim, ids.flatten() % size).reshape(*x.shape[:dim], *ids.shape, *x.shape[dim + 1 :])]
+
+
+def unsqueeze(x: Tensor, axes: list[int]) -> Outputs:
+    for axis in axes:
+        x = x.unsqueeze(axis)
+    return [x]
+
+
+def squeeze(x: Tensor, axis: list[int]) -> Outputs:
+    return [x.squeeze(tuple(axis) or tuple(range(x.dim())))]
+
+
+def reshape(x: Tensor, shape: Tensor, axis: int, num_axes: int) -> Outputs:
+    assert (axis, num_axes) == (0, -1), "reshapes of some axes don't occur"
+    return [x.reshape(shape.tolist())]
+
+
+def transpose(x: Tensor, perm: Tensor) -> Outputs:
+    return [x.permute(perm.tolist()).contiguous()]
+
+
+def cast(x: Tensor, dst_type: int, **_: Any) -> Outputs:
+    return [x.to(ge_type_to_torch_type(dst_type))]
+
+
+def add(x1: Tensor, x2: Tensor) -> Outputs:
+    return [x1 + x2]
+
+
+def mul(x1: Tensor, x2: Tensor) -> Outputs:
+    return [x1 * x2]
+
+
+def split(x: Tensor, size_splits: Tensor, split_dim: Tensor, num_split: int) -> Outputs:
+    parts = x.split(size_splits.tolist(), int(split_dim))
+    assert len(parts) == num_split, f"{num_split} parts, not {len(parts)}"
+    return [part.contiguous() for part in parts]
+
+
+def concat(concat_dim: Any, N: int, **xs: Any) -> Outputs:  # noqa: N803 - the IR's name
+    return [torch.cat([xs[f"x{i}"] for i in range(N)], int(concat_dim))]
+
+
+def matmul(x1: Tensor, x2: Tensor, transpose_x1: bool, transpose_x2: bool, bias: Tensor | None = None, **_: Any) -> Outputs:
+    product = (x1.mT if transpose_x1 else x1) @ (x2.mT if transpose_x2 else x2)
+    return [product if bias is None else product + bias]
+
+
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Outputs:
+    return emulation.rms_norm(x, gamma, epsilon)
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Outputs:
+    return emulation.add_rms_norm(x1, x2, gamma, epsilon)
+
+
+def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, **attrs: Any) -> Outputs:
+    return [emulation.rotary_mul(x, r1, r2, **attrs)]
+
+
+def swiglu(x: Tensor, dim: int) -> Outputs:
+    return [emulation.swiglu(x, dim)]
+
+
+def scatter_pa_kv_cache(
+    key: Tensor, key_cache: Tensor, slot_mapping: Tensor, value: Tensor, value_cache: Tensor,
+    cache_mode: str, scatter_mode: str, strides: list[int], offsets: list[int],
+) -> Outputs:
+    assert (scatter_mode, strides, offsets) == ("None", [1, 1], [0, 0]), "other ways to scatter don't occur"
+    emulation.scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, cache_mode=cache_mode)
+    return [key_cache, value_cache]
+
+
+def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor, **_: Any) -> Outputs:
+    return [emulation.scatter_nd_update(var, indices, updates)]
+
+
+def attention(
+    query: Tensor, key0: Tensor, value0: Tensor, num_heads: int, scale: float, actual_seq_lengths: Tensor,
+    actual_seq_lengths_kv: Tensor, antiquant_mode: int, out_dtype: int = 0, **others: Any,
+) -> Outputs:
+    lengths = (actual_seq_lengths, actual_seq_lengths_kv)
+    emulation.limit(all(x.dtype == torch.int64 for x in lengths), "lengths are int64")
+    assert antiquant_mode == 0 and out_dtype == 0, "quantized attention doesn't occur"
+    names = {"softmax_lse_flag": "return_softmax_lse"}
+    return emulation.attention(
+        query, key0, value0, num_query_heads=num_heads, softmax_scale=scale,
+        actual_seq_qlen=lengths[0].tolist(), actual_seq_kvlen=lengths[1].tolist(),
+        **{names.get(name, name): value for name, value in others.items()},
+    )
+
+
+def tile(x: Tensor, multiples: Tensor) -> Outputs:
+    return [x.repeat(multiples.tolist())]
+
+
+def index_by_tensor(x: Tensor, indices0: Tensor, indices_mask: list[int]) -> Outputs:
+    return [x[indices0]]
+
+
+MEANINGS: dict[str, Callable[..., Outputs]] = {
+    "Const": const,
+    "GatherV2": gather,
+    "Tile": tile,
+    "IndexByTensor": index_by_tensor,
+    "Unsqueeze": unsqueeze,
+    "Squeeze": squeeze,
+    "Reshape": reshape,
+    "Transpose": transpose,
+    "Cast": cast,
+    "Add": add,
+    "Mul": mul,
+    "SplitV": split,
+    "ConcatD": concat,
+    "ConcatV2": concat,
+    "MatMul": matmul,
+    "MatMulV2": matmul,
+    "RmsNorm": rms_norm,
+    "AddRmsNorm": add_rms_norm,
+    "RotaryMul": rotary_mul,
+    "SwiGlu": swiglu,
+    "ScatterPaKvCache": scatter_pa_kv_cache,
+    "ScatterNdUpdate": scatter_nd_update,
+    "FusedInferAttentionScore": attention,
+}

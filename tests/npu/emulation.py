@@ -1,0 +1,348 @@
+"""What each NPU operator that nva calls means, on the CPU: written from its documentation, strict about its limits.
+
+The law: a call outside the documented limits raises LimitError, even where the device would compute something wrong
+in silence. Importing this file gives the operators of the real torch_npu a CPU kernel; their schemas, their shape
+inference and the tracing stay torch_npu's own. Three documented limits are left out on purpose: `r1` and `r2` of
+rotary within [-1, 1] (yarn scales them past 1 and the formula doesn't mind), as many cache blocks as the rows' lengths
+add up to (rows that share a prefix need fewer), and query lengths strictly below context lengths in sparse mode 3
+(the formula holds for equal lengths, and a whole prompt has them). Read next: test_emulation.py breaks each limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch_npu  # noqa: F401 - defines the schemas
+
+UNLIMITED = 2**31 - 1
+HALVES = {torch.bfloat16, torch.float16}
+FLOATS = {*HALVES, torch.float32}
+CAUSAL = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+_attention_dtypes = set(HALVES)
+
+
+class LimitError(ValueError):
+    """An operator was called outside the limits that its documentation states."""
+
+
+@contextlib.contextmanager
+def fp32_arithmetic() -> Iterator[None]:
+    """Let attention take float32 too, so that a comparison isn't blurred by rounding. All other limits stay."""
+    _attention_dtypes.add(torch.float32)
+    try:
+        yield
+    finally:
+        _attention_dtypes.discard(torch.float32)
+
+
+def limit(holds: bool, text: str) -> None:
+    """Raise LimitError with the documented limit, unless it holds."""
+    if not holds:
+        raise LimitError(text)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    atten_mask: torch.Tensor | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    block_table: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    num_query_heads: int = 1,
+    num_key_value_heads: int = 0,
+    softmax_scale: float = 1.0,
+    pre_tokens: int = UNLIMITED,
+    next_tokens: int = UNLIMITED,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """npu_fused_infer_attention_score_v2 in layout TND over a paged cache.
+
+    query [T, Nq, D], key and value [NB, BS, Nk*D] -> [T, Nq, D], and an empty tensor.
+    Query lengths are a running sum; KV lengths are per row, because there is a block table.
+    """
+    modelled = {name: value for name, value in others.items() if value not in (None, 0, False)}
+    limit(not modelled, f"this emulation doesn't know {sorted(modelled)}")
+    limit(input_layout == "TND", f"this emulation knows the layout TND, not {input_layout}")
+    ends, lengths = list(actual_seq_qlen or ()), list(actual_seq_kvlen or ())
+    check_query(query, num_query_heads, num_key_value_heads, ends)
+    check_cache(query, key, value, num_key_value_heads, block_size)
+    check_rows(ends, lengths, block_table, key)
+    check_mask(sparse_mode, atten_mask, pre_tokens, next_tokens)
+    check_sink(learnable_sink, query)
+    bounds = {0: (UNLIMITED, UNLIMITED), 3: (UNLIMITED, 0), 4: (pre_tokens, next_tokens)}[sparse_mode]
+    out = torch.zeros_like(query)
+    for start, end, length, blocks in zip([0, *ends], ends, lengths, block_table, strict=False):
+        limit(
+            sparse_mode != 3 or end - start <= length, f"sparse mode 3 wants query {end - start} <= KV {length} tokens"
+        )
+        blocks = blocks[: -(-length // block_size)].long()
+        k, v = (cache[blocks].flatten(0, 1)[:length].unflatten(-1, (num_key_value_heads, -1)) for cache in (key, value))
+        out[start:end] = attend(query[start:end], k, v, softmax_scale, bounds, learnable_sink)
+    return out, torch.zeros(0)
+
+
+def attention_workspace(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The scratch memory of `attention_out`, which a captured graph holds: none here."""
+    return query.new_empty(0)
+
+
+def attention_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, workspace: Any, out: list[torch.Tensor], **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """`attention` into given tensors: what npugraph_ex puts in its place, so that a captured graph can be updated."""
+    for given, computed in zip(out, attention(query, key, value, **options), strict=True):
+        given.copy_(computed)
+    return tuple(out)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    bounds: tuple[int, int],
+    sink: torch.Tensor | None,
+) -> torch.Tensor:
+    """One row: q [n, Nq, D], k and v [s, Nk, D] -> [n, Nq, D]. Query i stands at position s - n + i (bottom-right)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
+    n, s = scores.shape[1:]
+    distance = torch.arange(s) - torch.arange(s - n, s)[:, None]
+    scores.masked_fill_((distance < -bounds[0]) | (distance > bounds[1]), -torch.inf)
+    if sink is not None:  # a logit that every softmax normalizes over and that brings no value
+        scores = torch.cat([scores, sink.float()[:, None, None].expand(-1, n, 1)], -1)
+    weights = scores.softmax(-1)[..., :s]
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+
+
+def check_query(query: torch.Tensor, n_heads: int, n_kv_heads: int, ends: list[int]) -> None:
+    """Limits of the query and of its lengths, which are a running sum."""
+    limit(query.dim() == 3, f"TND wants a query of 3 dimensions, not {query.dim()}")
+    limit(query.is_contiguous(), "the query is contiguous")
+    limit(query.dtype in _attention_dtypes, f"the query is float16 or bfloat16, not {query.dtype}")
+    limit(query.shape[1] == n_heads, f"num_query_heads {n_heads} is the query's, {query.shape[1]}")
+    limit(n_kv_heads > 0, "num_key_value_heads is given")
+    limit(
+        n_heads % n_kv_heads == 0 and n_heads // n_kv_heads <= 64, f"{n_heads} / {n_kv_heads} heads is whole and <= 64"
+    )
+    limit(n_heads <= 256, f"at most 256 heads, not {n_heads}")
+    limit(
+        query.shape[2] % 16 == 0 and query.shape[2] <= 256, f"head size {query.shape[2]} is a multiple of 16 up to 256"
+    )
+    limit(query.shape[0] <= 1 << 20, f"at most 1M tokens, not {query.shape[0]}")
+    limit(0 < len(ends) <= 4096, f"1 to 4096 rows, not {len(ends)}")
+    limit(ends == sorted(ends) and ends[0] >= 0, f"query lengths are a running sum, not {ends}")
+    limit(ends[-1] == query.shape[0], f"the last query length {ends[-1]} is the number of tokens, {query.shape[0]}")
+
+
+def check_cache(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, n_kv_heads: int, block_size: int) -> None:
+    """Limits of the paged cache."""
+    for cache in (key, value):
+        limit(
+            cache.dim() == 3, f"this emulation knows caches [blocks, block size, heads * head size], not {cache.shape}"
+        )
+        limit(cache.is_contiguous(), "keys and values are contiguous")
+        limit(cache.dtype == query.dtype, f"keys and values have the query's type, not {cache.dtype}")
+        limit(cache.shape[1] == block_size, f"block_size {block_size} is the cache's, {cache.shape[1]}")
+        limit(cache.shape[2] == n_kv_heads * query.shape[2], f"{cache.shape[2]} is {n_kv_heads} heads of the head size")
+        limit(cache.numel() <= UNLIMITED, "a cache has fewer than 2^31 elements")
+    limit(key.shape == value.shape, f"keys {key.shape} and values {value.shape} have one shape")
+    limit(block_size % 128 == 0 and 128 <= block_size <= 512, f"block_size is 128, 256, 384 or 512, not {block_size}")
+    limit(key.shape[2] <= 65535, f"KV heads * head size is at most 65535, not {key.shape[2]}")
+
+
+def check_rows(ends: list[int], lengths: list[int], block_table: torch.Tensor | None, key: torch.Tensor) -> None:
+    """Limits of the KV lengths, which are per row, and of the block table."""
+    limit(len(lengths) == len(ends), f"{len(lengths)} KV lengths for {len(ends)} query lengths")
+    limit(all(length >= 0 for length in lengths), f"KV lengths aren't negative: {lengths}")
+    limit(block_table is not None and block_table.dim() == 2, "the block table has 2 dimensions")
+    limit(block_table.dtype == torch.int32, f"the block table is int32, not {block_table.dtype}")
+    limit(block_table.is_contiguous(), "the block table is contiguous")
+    limit(len(block_table) == len(ends), f"the block table has {len(block_table)} rows for {len(ends)} lengths")
+    needed = [-(-length // key.shape[1]) for length in lengths]
+    limit(max(needed) <= block_table.shape[1], f"{max(needed)} blocks don't fit a table {block_table.shape[1]} wide")
+    for n, blocks in zip(needed, block_table.tolist(), strict=True):
+        limit(all(0 <= block < len(key) for block in blocks[:n]), f"block ids {blocks[:n]} are in [0, {len(key)})")
+
+
+def check_mask(sparse_mode: int, mask: torch.Tensor | None, pre_tokens: int, next_tokens: int) -> None:
+    """Limits of the sparse mode: none (0), causal (3) or band (4), the last two over one fixed triangular mask."""
+    limit(sparse_mode in (0, 3, 4), f"TND knows the sparse modes 0, 3 and 4, not {sparse_mode}")
+    limit((mask is None) == (sparse_mode == 0), "TND takes a mask in the sparse modes 3 and 4, and only there")
+    if mask is not None:
+        limit(mask.dtype in {torch.bool, torch.int8, torch.uint8}, f"the mask is bool, int8 or uint8, not {mask.dtype}")
+        limit(mask.is_contiguous(), "the mask is contiguous")
+        limit(mask.shape[-2:] == (2048, 2048) and mask.numel() == 2048**2, f"the mask is 2048 x 2048, not {mask.shape}")
+        limit(torch.equal(mask.bool().view(2048, 2048), CAUSAL), "the mask is True strictly above the diagonal")
+    if sparse_mode == 4:
+        limit(pre_tokens + next_tokens >= 0, f"pre_tokens {pre_tokens} + next_tokens {next_tokens} isn't negative")
+
+
+def check_sink(sink: torch.Tensor | None, query: torch.Tensor) -> None:
+    """Limits of the learnable sink, one logit per query head."""
+    if sink is not None:
+        dtypes = {torch.bfloat16} | (_attention_dtypes - HALVES)
+        limit(sink.dtype in dtypes, f"sinks are bfloat16, not {sink.dtype}")
+        limit(sink.shape == query.shape[1:2], f"one sink per query head, not {sink.shape}")
+        limit(query.shape[2] <= 128, f"sinks want a head size of at most 128, not {query.shape[2]}")
+
+
+def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
+    """npu_rms_norm: x / rms(x) * gamma over gamma's dimensions, in float32; and 1 / rms."""
+    limit(x.dtype in FLOATS, f"x is float16, bfloat16 or float32, not {x.dtype}")
+    limit(gamma.dtype == x.dtype, f"gamma has x's type {x.dtype}, not {gamma.dtype}")
+    limit(1 <= x.dim() <= 8 and x.shape[x.dim() - gamma.dim() :] == gamma.shape, f"gamma {gamma.shape} ends {x.shape}")
+    dims = list(range(x.dim() - gamma.dim(), x.dim()))
+    rstd = torch.rsqrt(x.float().square().mean(dims, keepdim=True) + epsilon)
+    return (x.float() * rstd * gamma.float()).to(x.dtype), rstd
+
+
+def add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """npu_add_rms_norm: the norm of x1 + x2, 1 / rms, and x1 + x2."""
+    limit(x1.shape == x2.shape, f"x1 {x1.shape} and x2 {x2.shape} have one shape")
+    limit(x1.dtype == x2.dtype, f"x1 {x1.dtype} and x2 {x2.dtype} have one type")
+    total = x1 + x2
+    return (*rms_norm(total, gamma, epsilon), total)
+
+
+def rotary_mul(
+    x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", rotate: torch.Tensor | None = None
+) -> torch.Tensor:
+    """npu_rotary_mul: x * r1 + turned(x) * r2, over 4 dimensions in one of the layouts BNSD, BSND, SBND."""
+    limit(rotate is None, "this emulation doesn't know `rotate`")
+    limit(rotary_mode in ("half", "interleave"), f"rotary_mode is half or interleave, not {rotary_mode}")
+    limit(x.dim() == r1.dim() == r2.dim() == 4, "x, r1 and r2 have 4 dimensions")
+    limit(x.dtype in FLOATS and x.dtype == r1.dtype == r2.dtype, f"one float type, not {x.dtype, r1.dtype, r2.dtype}")
+    limit(x.shape[3] % 2 == 0 and x.shape[3] < 896, f"the last dimension is even and below 896, not {x.shape[3]}")
+    limit(r1.shape == r2.shape, f"r1 {r1.shape} and r2 {r2.shape} have one shape")
+    limit(any(fits(layout, x, r1, rotary_mode) for layout in ("BNSD", "BSND", "SBND")), f"{x.shape} with {r1.shape}")
+    if rotary_mode == "half":
+        turned = torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), -1)
+    else:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return (x.float() * r1.float() + turned.float() * r2.float()).to(x.dtype)
+
+
+def fits(layout: str, x: torch.Tensor, r1: torch.Tensor, rotary_mode: str) -> bool:
+    """Whether x is within the limits of the layout, and r1 is x with heads, or heads and batch, of size 1."""
+    size = dict(zip(layout, x.shape, strict=True))
+    small = size["B"] < 1000 and size["N"] < 1000 and (rotary_mode == "half" or size["B"] * size["N"] < 1000)
+    ones = ["BN"] if rotary_mode == "interleave" else ["BN", "N", ""]
+    return small and any(list(r1.shape) == [1 if d in one else size[d] for d in layout] for one in ones)
+
+
+def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """npu_swiglu: silu of the first half times the second half."""
+    limit(x.dtype in FLOATS and 1 <= x.dim() <= 8, f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}")
+    limit(x.shape[dim] % 2 == 0, f"dimension {dim} is even, not {x.shape[dim]}")
+    gate, up = x.float().chunk(2, dim)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def scatter_pa_kv_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    cache_mode: str | None = "PA_NZ",
+    **others: Any,
+) -> None:
+    """npu_scatter_pa_kv_cache: key [T, N, D] into cache [NB, BS, N, D], or [NB, N*D/16, BS, 16] if PA_NZ."""
+    limit(not any(x is not None for x in others.values()), f"this emulation doesn't know {sorted(others)}")
+    limit(cache_mode in (None, "Norm", "PA_NZ"), f"cache_mode is Norm or PA_NZ, not {cache_mode}")
+    limit(slot_mapping.dim() == 1 and len(slot_mapping) == len(key), f"one slot per token, not {slot_mapping.shape}")
+    limit(key.shape[:2] == value.shape[:2], f"keys {key.shape} and values {value.shape} agree in tokens and heads")
+    for new, cache in ((key, key_cache), (value, value_cache)):
+        limit(new.dim() == 3 and cache.dim() == 4, "keys and values have 3 dimensions, caches 4")
+        limit(new.is_contiguous() and cache.is_contiguous(), "keys, values and caches are contiguous")
+        limit(
+            new.dtype == cache.dtype == key.dtype,
+            f"keys, values and caches have one type, not {new.dtype, cache.dtype}",
+        )
+        if cache_mode == "PA_NZ":  # [NB, N*D/width, BS, width], width 32 bytes
+            new, cache = new.reshape(len(new), -1, 32 // new.element_size()), cache.transpose(1, 2)
+        limit(
+            cache.shape[2:] == new.shape[1:],
+            f"{cache_mode} wants {tuple(new.shape[1:])} per slot, not {cache.shape[2:]}",
+        )
+        check_slots(slot_mapping, cache.shape[0] * cache.shape[1])
+        slots = slot_mapping.long()
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = new
+
+
+def check_slots(slots: torch.Tensor, n_slots: int) -> None:
+    """Slots are whole numbers in range, each at most once."""
+    limit(slots.dtype in {torch.int32, torch.int64}, f"slots are int32 or int64, not {slots.dtype}")
+    limit(bool(((slots >= 0) & (slots < n_slots)).all()), f"slots are in [0, {n_slots})")
+    limit(len(slots.unique(dim=0)) == len(slots), "no slot occurs twice")
+
+
+def scatter_nd_update(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """npu_scatter_nd_update_: x[indices[i]] = updates[i], in place; indices [..., a] address x's first a dimensions."""
+    limit(indices.dim() >= 2 and indices.shape[-1] <= x.dim(), f"indices {indices.shape} address x {x.shape}")
+    limit(x.dtype == updates.dtype, f"x {x.dtype} and updates {updates.dtype} have one type")
+    wanted = indices.shape[:-1] + x.shape[indices.shape[-1] :]
+    limit(updates.shape == wanted, f"updates are {tuple(wanted)}, not {tuple(updates.shape)}")
+    columns = indices.flatten(0, -2).unbind(-1)
+    for column, size in zip(columns, x.shape, strict=False):
+        limit(bool(((column >= 0) & (column < size)).all()), f"indices are in [0, {size})")
+    check_slots(indices.flatten(0, -2), max(x.shape))
+    x[tuple(column.long() for column in columns)] = updates.flatten(0, indices.dim() - 2)
+    return x
+
+
+def top_k_top_p(logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None) -> torch.Tensor:
+    """npu_top_k_top_p: logits [B, V] with minus infinity outside the top k, and then outside the top p."""
+    limit(logits.dim() == 2 and logits.dtype in FLOATS, f"logits are 2-dimensional floats, not {logits.shape}")
+    limit(p is not None or k is not None, "p and k aren't both None")
+    ordered, ids = logits.sort(dim=-1, stable=True)
+    if k is not None:
+        limit(
+            k.dtype == torch.int32 and k.shape == logits.shape[:1], f"k is int32, one per row, not {k.dtype} {k.shape}"
+        )
+        limit(
+            bool(((k >= 1) & (k <= min(1024, logits.shape[1]))).all()), "k is in [1, 1024] and at most the vocabulary"
+        )
+        ordered = ordered.masked_fill(ordered < ordered.gather(1, (logits.shape[1] - k.long())[:, None]), -torch.inf)
+    if p is not None:
+        limit(
+            p.dtype == logits.dtype and p.shape == logits.shape[:1],
+            f"p has the logits' type, one per row, not {p.dtype}",
+        )
+        limit(bool(((p >= 0) & (p <= 1)).all()), "p is in [0, 1]")
+        filtered = ordered.softmax(-1).cumsum(-1) <= 1 - p[:, None]
+        filtered[:, -1] = False
+        ordered = ordered.masked_fill(filtered, -torch.inf)
+    return torch.empty_like(logits).scatter(1, ids, ordered)
+
+
+OPERATORS = {
+    "npu_fused_infer_attention_score_v2": attention,
+    "npu_fused_infer_attention_score_v2.out": attention_out,
+    "_npu_fused_infer_attention_score_v2_get_max_workspace": attention_workspace,
+    "npu_rms_norm": rms_norm,
+    "npu_add_rms_norm": add_rms_norm,
+    "npu_rotary_mul": rotary_mul,
+    "npu_swiglu": swiglu,
+    "npu_scatter_pa_kv_cache": scatter_pa_kv_cache,
+    "npu_scatter_nd_update_": scatter_nd_update,
+    "npu_top_k_top_p": top_k_top_p,
+}
+
+_library = torch.library.Library("npu", "IMPL")  # registrations live as long as this
+for _name, _function in OPERATORS.items():
+    _library.impl(_name, _function, "CPU")
