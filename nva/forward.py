@@ -7,6 +7,7 @@ Read next: models/decoder.py for the computation, kernels/__init__.py for what a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,11 +65,12 @@ def make_forward(
 ) -> Forward:
     """The forward of a model: logits are [L, vocab_size] float32, one row per entry of batch.logit_index.
 
-    It is compiled if the kernels allow that, once per shape of the batch, unless enforce_eager forbids it.
+    It is compiled if the kernels gain by it, once per shape of the batch, unless enforce_eager forbids it.
     """
     device = torch.device(device)
     tables = rope_tables(spec, limits.max_model_len, device)
-    compute = torch.compile(decode, dynamic=False) if kernels.is_compiled and not enforce_eager else decode
+    compute = functools.partial(decode, spec, kernels)
+    compute = compute if enforce_eager else kernels.compiled(compute)
 
     @torch.inference_mode()
     def forward(params: Params, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
@@ -85,7 +87,7 @@ def make_forward(
             attention=kernels.attention_inputs(_layout(on_host), _layout(arrays), caches[0][0]),
             rope_tables=tables,
         )
-        logits = compute(spec, kernels, params, caches, inputs)
+        logits = compute(params, caches, inputs)
         return logits, kv.renew()
 
     return forward

@@ -14,12 +14,14 @@ from typing import Any
 
 import attrs
 import torch
+from attrs.validators import optional
 
 from nva.forward import KV, Forward, empty_kv, make_forward
 from nva.kernels import backend
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
+from nva.state.checks import flag, whole
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
 from nva.state.errors import check_names
@@ -72,16 +74,16 @@ class Options:
 
     dtype: str = "auto"
     device: str = "auto"
-    block_size: int | None = None
-    n_blocks: int | None = None
-    cache_memory: int | None = attrs.field(default=None, converter=_bytes)
-    max_batched_tokens: int = 2048
-    max_rows: int = 256
-    max_model_len: int | None = None
-    prefix_caching: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
-    enforce_eager: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    policy: Policy = attrs.field(default=POLICIES["fcfs"], converter=_policy)
-    seed: int = 0
+    block_size: int | None = attrs.field(default=None, validator=optional(whole(1)))
+    n_blocks: int | None = attrs.field(default=None, validator=optional(whole(1)))
+    cache_memory: int | None = attrs.field(default=None, converter=_bytes, validator=optional(whole(1)))
+    max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
+    max_rows: int = attrs.field(default=256, validator=whole(1))
+    max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2)))
+    prefix_caching: bool = attrs.field(default=True, validator=flag)
+    enforce_eager: bool = attrs.field(default=False, validator=flag)
+    policy: Policy = attrs.field(default="fcfs", converter=_policy)
+    seed: int = attrs.field(default=0, validator=whole(0))
 
     def __init__(self, **options: Any) -> None:
         check_names("load()", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
@@ -124,7 +126,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     chosen = Options(**options)
     folder = find_model(model)
     checkpoint = open_checkpoint(folder)
-    device = torch.device(_best_device() if chosen.device == "auto" else chosen.device)
+    device = _device(chosen.device)
     kernels, dtype = backend(device), resolve_dtype(chosen.dtype, checkpoint.config)
     params = load_params(checkpoint, dtype, device, kernels.pack_linear)
     limits = _limits(checkpoint.spec, chosen, dtype, device)
@@ -182,8 +184,13 @@ def _download(model: str) -> Path:
         ) from error
 
 
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; give cpu, cuda, or auto for the best one here") from error
 
 
 def _limits(spec: ModelSpec, options: Options, dtype: torch.dtype, device: torch.device) -> Limits:

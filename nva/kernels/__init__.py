@@ -8,12 +8,17 @@ offset. Read next: reference.py, the specification; models/decoder.py, which cal
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import attrs
-from torch import Tensor, device
+from torch import Tensor, device, dtype
 
 _BACKENDS = {"cpu": "nva.kernels.reference", "cuda": "nva.kernels.reference"}
+GRAPHS = ("auto", "eager", "ge", "aclgraph")
+"""How an NPU runs the forward; other devices know "auto" and "eager"."""
+
+Compute = Callable[[Any, Any, Any], Tensor]
 
 
 @attrs.frozen(kw_only=True)
@@ -26,10 +31,23 @@ class Layout:
 
 
 class Kernels(Protocol):
-    """The contract of a backend. T tokens, H hidden, I intermediate, Nq query heads, Nk key-value heads of D numbers."""
+    """The contract of a backend. T tokens, B rows, H hidden, I intermediate, Nq query and Nk key-value heads of D."""
 
-    is_compiled: bool
-    """Whether torch.compile may trace the decoder over these functions, attention_inputs excepted."""
+    block_size: int
+    """Tokens of a KV block, unless the user asks for another size."""
+
+    dtypes: tuple[dtype, ...]
+    """Types of weights and caches that the device computes with."""
+
+    def buckets(
+        self, max_batched_tokens: int, max_rows: int, max_model_len: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The padded sizes of T and of B; none where every shape is as good as another."""
+        ...
+
+    def compiled(self, compute: Compute) -> Compute:
+        """`compute(params, caches, inputs)` in the form that runs fastest: itself, or compiled for each shape."""
+        ...
 
     def pack_linear(self, weight: Tensor) -> Any:
         """The form in which `linear` wants a weight [N, K]; called once, when a model loads."""
@@ -89,9 +107,23 @@ class Kernels(Protocol):
         ...
 
 
-def backend(device_: str | device) -> Kernels:
-    """The kernels for a device, imported when asked for. Raises ValueError for a device without any."""
-    kind = device(device_).type
+def backend(device_: str | device, heads: Any = None, graph: str = "auto") -> Kernels:
+    """The kernels for a device, imported when asked for; an NPU's depend on the model's heads (a ModelSpec) and graph.
+
+    Raises ValueError for a device without kernels, and for a graph mode that it can't run.
+    """
+    kind = str(device_).partition(":")[0]  # a string: torch knows no "npu" before torch_npu is imported
+    if kind == "npu":
+        return importlib.import_module("nva.kernels.npu").choose(heads, graph)
     if kind not in _BACKENDS:
-        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join(_BACKENDS)}")
+        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join([*_BACKENDS, 'npu'])}")
+    if graph not in ("auto", "eager"):
+        raise ValueError(f"graph={graph!r} is for device npu; on {kind} leave it at auto")
     return cast(Kernels, importlib.import_module(_BACKENDS[kind]))
+
+
+def place(device_: str | device) -> device:
+    """The device on which tensors live, made ready."""
+    if str(device_).partition(":")[0] == "npu":
+        return importlib.import_module("nva.kernels.npu.device").place(str(device_))
+    return device(device_)

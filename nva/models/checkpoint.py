@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nva.models.params import Pack, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes
+from nva.models.params import Pack, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes, unpacked
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 
@@ -60,7 +60,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def load_checkpoint(
-    folder: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", pack: Pack = lambda w: w
+    folder: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", pack: Pack = unpacked
 ) -> tuple[Checkpoint, Params]:
     """open_checkpoint and load_params in one."""
     checkpoint = open_checkpoint(folder)
@@ -71,7 +71,7 @@ def load_params(
     checkpoint: Checkpoint,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    pack: Pack = lambda weight: weight,
+    pack: Pack = unpacked,
 ) -> Params:
     """The parameters, in one dtype on one device; linear weights go through `pack` (kernels.pack_linear).
 
@@ -95,15 +95,11 @@ def load_params(
 
 def resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:
     """A dtype by its name; "auto" is the one that config.json names. Raises ValueError for any other."""
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype)
     if dtype == "auto":
-        dtype = config.get("dtype") or config.get("torch_dtype") or "missing"
-    name = dtype.removeprefix("torch.")
+        dtype = config.get("dtype") or config.get("torch_dtype") or "missing in config.json"
+    name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(
-            f"dtype is {name}; choose one of {', '.join(DTYPES)}, or auto if config.json names one of them"
-        )
+        raise ValueError(f"dtype is {name}; choose one of {', '.join(DTYPES)}, or auto if config.json names one")
     return DTYPES[name]
 
 
@@ -117,7 +113,9 @@ def _open_tensors(folder: Path) -> Files:
     """
     if not (folder / INDEX).is_file():
         return dict.fromkeys(*_open_file(_single_file(folder)))
-    placed = _read_json(folder / INDEX).get("weight_map") or {}
+    placed = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise ValueError(f"{folder / INDEX} has no weight_map from tensors to files; download it again")
     files: Files = {}
     for file_name in sorted(set(placed.values())):
         names, file = _open_file(_shard(folder, file_name))

@@ -24,6 +24,14 @@ def required(config: Config, name: str) -> Any:
     return config[name]
 
 
+def size(config: Config, name: str) -> int:
+    """A setting that must be a whole number, at least 1. Raises ValueError if it isn't."""
+    found = required(config, name)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ValueError(f"config.json has {name} = {found!r}; it must be a whole number of at least 1")
+    return found
+
+
 def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
     """The spec of a Llama-like config; a family gives the fields in which it differs.
 
@@ -31,16 +39,16 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
     Raises ValueError for settings that are missing, unknown or at odds.
     """
     _check_activation(config)
-    n_layers, n_heads = required(config, "num_hidden_layers"), required(config, "num_attention_heads")
-    max_position = required(config, "max_position_embeddings")
-    head_dim = config.get("head_dim") or required(config, "hidden_size") // n_heads
+    n_layers, n_heads = size(config, "num_hidden_layers"), size(config, "num_attention_heads")
+    max_position, hidden_size = size(config, "max_position_embeddings"), size(config, "hidden_size")
+    head_dim = config.get("head_dim") or hidden_size // n_heads
     kinds = _layer_kinds(config, [FULL if window is None or i < n_unwindowed else SLIDING for i in range(n_layers)])
     if SLIDING in kinds and window is None:
         raise ValueError(f"{_architecture(config)} has {SLIDING} layers, but config.json sets no sliding window")
     ropes = {kind: read_rope(config, head_dim, kind) for kind in set(kinds)}
     fields = {
         "vocab_size": required(config, "vocab_size"),
-        "hidden_size": required(config, "hidden_size"),
+        "hidden_size": hidden_size,
         "n_layers": n_layers,
         "n_heads": n_heads,
         "n_kv_heads": config.get("num_key_value_heads") or n_heads,

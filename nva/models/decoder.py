@@ -58,7 +58,7 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
         x = _mlp(kernels, layer, x)
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
-    return _scaled(kernels.linear(x[inputs.logit_index], params["head"]).float(), spec.logit_scale)
+    return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
@@ -69,7 +69,7 @@ def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> dict[RopeSpec, Cache]:
     """(cos, sin) at the tokens' positions for each distinct rope, [T, dim] in the model's dtype."""
 
     def gather(table: Tensor) -> Tensor:
-        return table[inputs.positions].repeat(1, 2).to(dtype)
+        return torch.cat([table.index_select(0, inputs.positions)] * 2, dim=-1).to(dtype)
 
     return {rope: (gather(cos), gather(sin)) for rope, (cos, sin) in inputs.rope_tables.items()}
 

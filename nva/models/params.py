@@ -68,6 +68,11 @@ Make = Callable[[str, "int | None", Shapes], Tensor]
 Pack = Callable[[Tensor], Any]
 
 
+def unpacked(weight: Tensor) -> Tensor:
+    """The pack that leaves weights as they are, for the reference kernels."""
+    return weight
+
+
 def build_params(spec: ModelSpec, make: Make, pack: Pack) -> Params:
     """All parameters, each given by `make(name, layer, shapes)` (layer None outside the layers), linear ones packed."""
 
@@ -84,7 +89,7 @@ def random_params(
     spec: ModelSpec,
     dtype: torch.dtype,
     generator: torch.Generator,
-    pack: Pack = lambda weight: weight,
+    pack: Pack = unpacked,
     std: float = 0.02,
 ) -> Params:
     """Parameters drawn from a normal distribution (norms are 1), on the generator's device: for benchmarks."""

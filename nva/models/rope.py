@@ -15,17 +15,19 @@ import attrs
 import torch
 from torch import Tensor
 
+from nva.state.checks import number, whole
+
 
 @attrs.frozen(kw_only=True)
 class RopeSpec:
     """The rope of a layer. The first five fields are every kind's; _SETTINGS says which kinds read the others."""
 
     kind: str
-    theta: float
-    dim: int = attrs.field()  # numbers of each head that turn, even
-    max_position: int  # positions the config declares
-    original_max_position: int  # positions before the rope was stretched
-    factor: float = 1.0
+    theta: float = attrs.field(validator=number(0, above=True))
+    dim: int  # numbers of each head that turn, even
+    max_position: int = attrs.field(validator=whole(1))  # positions the config declares
+    original_max_position: int = attrs.field(validator=whole(1))  # positions before the rope was stretched
+    factor: float = attrs.field(default=1.0, validator=number(0, above=True))
     attention_factor: float | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -37,16 +39,14 @@ class RopeSpec:
     short_factor: tuple[float, ...] = attrs.field(default=(), converter=tuple)
     long_factor: tuple[float, ...] = attrs.field(default=(), converter=tuple)
 
-    @dim.validator
-    def _is_even(self, _: object, dim: int) -> None:
-        if dim < 2 or dim % 2:
-            raise ValueError(f"the rope turns {dim} numbers of each head; it takes an even number, at least 2")
-
-    @short_factor.validator
-    @long_factor.validator
-    def _has_one_per_pair(self, field: attrs.Attribute[Any], divisors: tuple[float, ...]) -> None:
-        if self.kind == "longrope" and len(divisors) != self.dim // 2:
-            raise ValueError(f"{field.name} has {len(divisors)} numbers; give {self.dim // 2}, half of those that turn")
+    def __attrs_post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2:
+            raise ValueError(f"the rope turns {self.dim} numbers of each head; it takes an even number, at least 2")
+        found = len(self.short_factor), len(self.long_factor)
+        if self.kind == "longrope" and found != (self.dim // 2, self.dim // 2):
+            raise ValueError(
+                f"short_factor and long_factor have {found} numbers; a rope of {self.dim} takes {self.dim // 2}"
+            )
 
     @property
     def reach(self) -> int:

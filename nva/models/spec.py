@@ -6,43 +6,36 @@ Read next: decoder.py, which computes what a spec says, and params.py, the tenso
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from nva.models.rope import RopeSpec
-
-_positive: Any = [attrs.validators.instance_of(int), attrs.validators.ge(1)]
+from nva.state.checks import flag, number, whole
 
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
     """Sizes and switches of a model. `windows` and `ropes` have one entry per layer."""
 
-    vocab_size: int = attrs.field(validator=_positive)
-    hidden_size: int = attrs.field(validator=_positive)
-    n_layers: int = attrs.field(validator=_positive)
-    n_heads: int = attrs.field(validator=_positive)
-    n_kv_heads: int = attrs.field(validator=_positive)
-    head_dim: int = attrs.field(validator=_positive)
-    intermediate_size: int = attrs.field(validator=_positive)
-    max_position: int = attrs.field(validator=_positive)  # positions that the config declares
-    norm_eps: float
+    vocab_size: int = attrs.field(validator=whole(1))
+    hidden_size: int = attrs.field(validator=whole(1))
+    n_layers: int = attrs.field(validator=whole(1))
+    n_heads: int = attrs.field(validator=whole(1))
+    n_kv_heads: int = attrs.field(validator=whole(1))
+    head_dim: int = attrs.field(validator=whole(1))
+    intermediate_size: int = attrs.field(validator=whole(1))
+    max_position: int = attrs.field(validator=whole(1))  # positions that the config declares
+    norm_eps: float = attrs.field(validator=number(0))
     ropes: tuple[RopeSpec, ...]
     windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normalized per head, before the rope
-    tied_head: bool = False  # the output head is the embedding
-    attn_scale: float = attrs.field()  # of the scores
+    qkv_bias: bool = attrs.field(default=False, validator=flag)
+    o_bias: bool = attrs.field(default=False, validator=flag)
+    mlp_bias: bool = attrs.field(default=False, validator=flag)
+    qk_norm: bool = attrs.field(default=False, validator=flag)  # each head of q and k is normalized before the rope
+    tied_head: bool = attrs.field(default=False, validator=flag)  # the output head is the embedding
+    attn_scale: float = attrs.field(default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True))
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what each attention and each MLP adds
     logit_scale: float = 1.0
-
-    @attn_scale.default  # pyright: ignore[reportAttributeAccessIssue]
-    def _usual_scale(self) -> float:
-        return self.head_dim**-0.5
 
     def __attrs_post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:

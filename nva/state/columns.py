@@ -32,7 +32,8 @@ def freeze(values: Column) -> Column:
 
 def column_field() -> Any:
     """An attrs field for a read-only array, compared by value."""
-    return attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))
+    field: Any = attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))
+    return field
 
 
 def write(column: Column, index: Any, values: ArrayLike) -> Column:

@@ -5,17 +5,9 @@ Read next: engine.py, which starts from Limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 
-
-def _at_least(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(_: object, field: attrs.Attribute[int], value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may not type-check
-            raise ValueError(f"{field.name} is {value!r}; give a whole number of at least {minimum}")
-
-    return check
+from nva.state.checks import flag, whole
 
 
 def _ascending(_: object, field: attrs.Attribute[tuple[int, ...]], buckets: tuple[int, ...]) -> None:
@@ -31,14 +23,14 @@ class Limits:
     rows (padding included, so the largest is at least max_rows + 1). Empty buckets mean exact shapes, no padding.
     """
 
-    vocab_size: int = attrs.field(validator=_at_least(1))
-    max_model_len: int = attrs.field(validator=_at_least(2))  # tokens of a row, prompt and output together
-    n_blocks: int = attrs.field(validator=_at_least(1))  # blocks of the pool, scratch blocks not counted
-    block_size: int = attrs.field(default=16, validator=_at_least(1))  # tokens a block holds
-    max_rows: int = attrs.field(default=64, validator=_at_least(1))
-    max_batched_tokens: int = attrs.field(default=2048, validator=_at_least(1))
-    max_scored_tokens: int = attrs.field(default=256, validator=_at_least(1))  # prompt tokens a step gives log-probs of
-    prefix_caching: bool = True
+    vocab_size: int = attrs.field(validator=whole(1))
+    max_model_len: int = attrs.field(validator=whole(2))  # tokens of a row, prompt and output together
+    n_blocks: int = attrs.field(validator=whole(1))  # blocks of the pool, scratch blocks not counted
+    block_size: int = attrs.field(default=16, validator=whole(1))  # tokens a block holds
+    max_rows: int = attrs.field(default=64, validator=whole(1))
+    max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
+    max_scored_tokens: int = attrs.field(default=256, validator=whole(1))  # prompt tokens a step gives log-probs of
+    prefix_caching: bool = attrs.field(default=True, validator=flag)
     token_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
     row_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
 

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import attrs
 import numpy as np
-from attrs import validators
+from attrs.validators import optional
 
+from nva.state.checks import flag, number, whole
 from nva.state.columns import Column, Int, column_field
 from nva.state.errors import check_names
 
@@ -41,29 +42,6 @@ _OTHER_NAMES = {
     "use_beam_search": "examples/beam_search.py",
     "num_beams": "examples/beam_search.py",
 }
-
-
-def _number(low: float, high: float = math.inf, *, open_low: bool = False) -> Any:
-    """A validator: a finite number in [low, high], or (low, high]."""
-
-    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not numeric or not low <= value <= high or (open_low and value == low):
-            interval = f"{'(' if open_low else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
-            raise ValueError(f"{field.name} is {value!r}; give a finite number in {interval}")
-
-    return check
-
-
-def _whole(low: int, high: int | None = None) -> Any:
-    """A validator: an int in [low, high]."""
-
-    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            bound = f"of at least {low}" if high is None else f"in [{low}, {high}]"
-            raise ValueError(f"{field.name} is {value!r}; give a whole number {bound}")
-
-    return check
 
 
 def _strings(value: Any) -> Any:
@@ -94,9 +72,6 @@ def _bias_dict(value: Any) -> dict[int, float]:
     return dict(value or {})
 
 
-_optional = validators.optional
-
-
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How to choose tokens. Every field has a default; None means: the checkpoint's generation_config, then DEFAULTS.
@@ -115,25 +90,23 @@ class SamplingParams:
     Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value or unknown name.
     """
 
-    temperature: float | None = attrs.field(default=None, validator=_optional(_number(0)))
-    top_k: int | None = attrs.field(
-        default=None, converter=lambda k: 0 if k == -1 else k, validator=_optional(_whole(0))
-    )
-    top_p: float | None = attrs.field(default=None, validator=_optional(_number(0, 1, open_low=True)))
-    min_p: float | None = attrs.field(default=None, validator=_optional(_number(0, 1)))
-    max_tokens: int | None = attrs.field(default=None, validator=_optional(_whole(1)))
-    min_tokens: int = attrs.field(default=0, validator=_whole(0))
+    temperature: float | None = attrs.field(default=None, validator=optional(number(0)))
+    top_k: int | None = attrs.field(default=None, converter=lambda k: 0 if k == -1 else k, validator=optional(whole(0)))
+    top_p: float | None = attrs.field(default=None, validator=optional(number(0, 1, above=True)))
+    min_p: float | None = attrs.field(default=None, validator=optional(number(0, 1)))
+    max_tokens: int | None = attrs.field(default=None, validator=optional(whole(1)))
+    min_tokens: int = attrs.field(default=0, validator=whole(0))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_tuple, validator=_check_ids)
-    ignore_eos: bool = attrs.field(default=False, validator=validators.instance_of(bool))
-    seed: int | None = attrs.field(default=None, validator=_optional(_whole(0, 2**64 - 1)))
-    n: int = attrs.field(default=1, validator=_whole(1))
-    logprobs: int | None = attrs.field(default=None, validator=_optional(_whole(0)))
-    prompt_logprobs: int | None = attrs.field(default=None, validator=_optional(_whole(0)))
-    repetition_penalty: float | None = attrs.field(default=None, validator=_optional(_number(0, open_low=True)))
-    presence_penalty: float = attrs.field(default=0.0, validator=_number(-math.inf))
-    frequency_penalty: float = attrs.field(default=0.0, validator=_number(-math.inf))
-    priority: float = attrs.field(default=0.0, validator=_number(-math.inf))
+    ignore_eos: bool = attrs.field(default=False, validator=flag)
+    seed: int | None = attrs.field(default=None, validator=optional(whole(0, 2**64 - 1)))
+    n: int = attrs.field(default=1, validator=whole(1))
+    logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
+    prompt_logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
+    repetition_penalty: float | None = attrs.field(default=None, validator=optional(number(0, above=True)))
+    presence_penalty: float = attrs.field(default=0.0, validator=number())
+    frequency_penalty: float = attrs.field(default=0.0, validator=number())
+    priority: float = attrs.field(default=0.0, validator=number())
     logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_bias_dict, validator=_check_bias, hash=False)
 
     def __init__(self, **options: Any) -> None:

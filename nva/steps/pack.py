@@ -7,7 +7,6 @@ Read next: forward.py and sample.py, which consume them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -99,11 +98,11 @@ def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
     views["block_tables"][n_rows:, :n_scratch] = np.arange(n_scratch)
 
 
-def _token_ids(state: EngineState, plan: Plan) -> Int | Sequence[int]:
+def _token_ids(state: EngineState, plan: Plan) -> Int:
     """The planned tokens, one row after another."""
     histories, starts = [history_of(state.rows, row) for row in plan.rows.tolist()], plan.starts.tolist()
     if plan.n_tokens == len(histories):
-        return [history[start] for history, start in zip(histories, starts, strict=True)]
+        return np.array([history[start] for history, start in zip(histories, starts, strict=True)], np.int32)
     ends = (plan.starts + plan.counts).tolist()
     return np.concatenate(
         [tokens_between(history, start, end) for history, start, end in zip(histories, starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""The same engine once more, with mutable lists and dicts and one sequence at a time: slow, plain, and a second opinion.
+"""The same engine once more, with mutable lists and dicts, one sequence at a time: slow, plain, a second opinion.
 
 It decides what the pure steps must decide: who computes how many tokens, who is preempted, what the cache gives.
 """

@@ -98,7 +98,7 @@ def events(draw: st.DrawFn, size: Limits, max_size: int = 25) -> list[Event]:
     """Arrivals, steps, aborts and forks, in any order."""
     found: list[Event] = []
     n_requests = 0
-    for kind in draw(st.lists(st.sampled_from("aassssssxf"), min_size=1, max_size=max_size)):
+    for kind in draw(st.lists(st.sampled_from("aasssssffx"), min_size=1, max_size=max_size)):
         if kind == "a":
             n = draw(st.integers(1, 3))
             found.append(Arrive(tuple(draw(requests(n_requests + i, size)) for i in range(n))))

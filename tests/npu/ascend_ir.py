@@ -103,7 +103,9 @@ def const(value: Tensor) -> Outputs:
     return [value]
 
 
-def gather(x: Tensor, indices: Tensor, axis: Tensor, batch_dims: int, negative_index_support: bool, **_: Any) -> Outputs:
+def gather(
+    x: Tensor, indices: Tensor, axis: Tensor, batch_dims: int, negative_index_support: bool, **_: Any
+) -> Outputs:
     assert batch_dims == 0, "gathers in batches don't occur"
     dim, ids = int(axis), indices.long()
     size = x.shape[dim]
@@ -150,11 +152,13 @@ def split(x: Tensor, size_splits: Tensor, split_dim: Tensor, num_split: int) -> 
     return [part.contiguous() for part in parts]
 
 
-def concat(concat_dim: Any, N: int, **xs: Any) -> Outputs:  # noqa: N803 - the IR's name
+def concat(concat_dim: Any, N: int, **xs: Any) -> Outputs:
     return [torch.cat([xs[f"x{i}"] for i in range(N)], int(concat_dim))]
 
 
-def matmul(x1: Tensor, x2: Tensor, transpose_x1: bool, transpose_x2: bool, bias: Tensor | None = None, **_: Any) -> Outputs:
+def matmul(
+    x1: Tensor, x2: Tensor, transpose_x1: bool, transpose_x2: bool, bias: Tensor | None = None, **_: Any
+) -> Outputs:
     product = (x1.mT if transpose_x1 else x1) @ (x2.mT if transpose_x2 else x2)
     return [product if bias is None else product + bias]
 
@@ -176,8 +180,15 @@ def swiglu(x: Tensor, dim: int) -> Outputs:
 
 
 def scatter_pa_kv_cache(
-    key: Tensor, key_cache: Tensor, slot_mapping: Tensor, value: Tensor, value_cache: Tensor,
-    cache_mode: str, scatter_mode: str, strides: list[int], offsets: list[int],
+    key: Tensor,
+    key_cache: Tensor,
+    slot_mapping: Tensor,
+    value: Tensor,
+    value_cache: Tensor,
+    cache_mode: str,
+    scatter_mode: str,
+    strides: list[int],
+    offsets: list[int],
 ) -> Outputs:
     assert (scatter_mode, strides, offsets) == ("None", [1, 1], [0, 0]), "other ways to scatter don't occur"
     emulation.scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, cache_mode=cache_mode)
@@ -189,16 +200,29 @@ def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor, **_: Any) -
 
 
 def attention(
-    query: Tensor, key0: Tensor, value0: Tensor, num_heads: int, scale: float, actual_seq_lengths: Tensor,
-    actual_seq_lengths_kv: Tensor, antiquant_mode: int, out_dtype: int = 0, **others: Any,
+    query: Tensor,
+    key0: Tensor,
+    value0: Tensor,
+    num_heads: int,
+    scale: float,
+    actual_seq_lengths: Tensor,
+    actual_seq_lengths_kv: Tensor,
+    antiquant_mode: int,
+    out_dtype: int = 0,
+    **others: Any,
 ) -> Outputs:
     lengths = (actual_seq_lengths, actual_seq_lengths_kv)
     emulation.limit(all(x.dtype == torch.int64 for x in lengths), "lengths are int64")
     assert antiquant_mode == 0 and out_dtype == 0, "quantized attention doesn't occur"
     names = {"softmax_lse_flag": "return_softmax_lse"}
     return emulation.attention(
-        query, key0, value0, num_query_heads=num_heads, softmax_scale=scale,
-        actual_seq_qlen=lengths[0].tolist(), actual_seq_kvlen=lengths[1].tolist(),
+        query,
+        key0,
+        value0,
+        num_query_heads=num_heads,
+        softmax_scale=scale,
+        actual_seq_qlen=lengths[0].tolist(),
+        actual_seq_kvlen=lengths[1].tolist(),
         **{names.get(name, name): value for name, value in others.items()},
     )
 

@@ -96,7 +96,13 @@ def attention_workspace(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor
 
 
 def attention_out(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, workspace: Any, out: list[torch.Tensor], **options: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    workspace: Any,
+    out: list[torch.Tensor],
+    **options: Any,
 ) -> tuple[torch.Tensor, ...]:
     """`attention` into given tensors: what npugraph_ex puts in its place, so that a captured graph can be updated."""
     for given, computed in zip(out, attention(query, key, value, **options), strict=True):

@@ -33,7 +33,7 @@ class Side:
 
 @attrs.define(kw_only=True)
 class Report:
-    """What happened in a run: the worst deviation in standard deviations of the reference's logits, and event counts."""
+    """What happened in a run; `deviation` is the worst, in standard deviations of the reference's logits."""
 
     deviation: float = 0.0
     n_steps: int = 0
@@ -76,7 +76,11 @@ def requests_for(spec: ModelSpec, n: int = 6) -> list[Request]:
 
 
 def compare(
-    spec: ModelSpec, limits: Limits, reference: Side, tested: Side, requests: Sequence[Request],
+    spec: ModelSpec,
+    limits: Limits,
+    reference: Side,
+    tested: Side,
+    requests: Sequence[Request],
     dtype: torch.dtype = torch.float32,
 ) -> Report:
     """Run the requests to their ends, half of them submitted after the third step."""
@@ -92,7 +96,8 @@ def compare(
         logits, kvs[0] = reference.forward(reference.params, kvs[0], batch)
         tested_logits, kvs[1] = tested.forward(tested.params, kvs[1], batch)
         real, other = logits[: batch.n_logits], tested_logits[: batch.n_logits]
-        report.deviation = max(report.deviation, float((real - other).abs().max() / real.std()))
+        if batch.n_logits:
+            report.deviation = max(report.deviation, float((real - other).abs().max() / real.std()))
         record(report, plan, batch)
         state, _ = commit(state, plan, sample(logits, draw))
         check(state)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import types
 import importlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -28,7 +28,9 @@ from tests.npu import ascend_ir
 
 CHIP = "Ascend910B3"
 
-assert npugraph_ex.CompilerConfig  # first use loads the real module; submodules imported before it would be other copies
+assert (
+    npugraph_ex.CompilerConfig
+)  # first use loads the real module; submodules imported before it would be other copies
 ex_compiler = importlib.import_module("npugraph_ex.npu_fx_compiler")
 ex_recover_view = importlib.import_module("npugraph_ex.patterns._recover_view_inplace_pattern")
 

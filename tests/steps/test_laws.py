@@ -30,6 +30,7 @@ def test_laws_hold_over_random_events() -> None:
     """Conservation, progress, write exclusivity, key identity, transparency, budgets, atomicity, poison, purity."""
     seen: Counter[str] = Counter()
 
+    @settings(max_examples=max(200, settings().max_examples))  # enough to have seen everything happen
     @given(cases(), policies())
     def laws_hold(case, policy):
         run = fold(case[1], case[0], policy)
@@ -98,7 +99,7 @@ def test_progress_is_bounded_under_a_hostile_policy(case, random) -> None:
 
 @given(cases(), policies())
 def test_replay_gives_the_same_states_and_older_states_stay_usable(case, policy) -> None:
-    """Purity: every state of a run can be continued again, after newer states were made of it, with the same results."""
+    """Purity: every state of a run can be continued again after newer states were made of it, with the same results."""
     size, given_events = case
     run = Run(state=empty(size, policy), kv=ToyKV.empty(size))
     states, values = [run.state], [snapshot(run.state)]

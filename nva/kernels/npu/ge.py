@@ -8,13 +8,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from nva.kernels import Layout
+from nva.kernels.npu.graph import compiled_ge as compiled
 from nva.kernels.npu.operators import (
-    BLOCK_SIZE,
     Lengths,
     add_rms_norm,
     attention,
+    block_size,
+    buckets,
     causal_mask,
     copy_blocks,
+    dtypes,
     linear,
     npu,
     pack_linear,
@@ -24,11 +27,14 @@ from nva.kernels.npu.operators import (
 )
 
 __all__ = [
-    "BLOCK_SIZE",
     "add_rms_norm",
     "attention",
     "attention_inputs",
+    "block_size",
+    "buckets",
+    "compiled",
     "copy_blocks",
+    "dtypes",
     "linear",
     "pack_linear",
     "rms_norm",

@@ -15,14 +15,14 @@ import torch_npu  # noqa: F401 - defines torch.ops.npu
 import torchair
 from torch import Tensor
 
-from nva.kernels import Layout
+from nva.kernels import Compute, Layout
 
 npu = torch.ops.npu
 
-BLOCK_SIZE = 128
-"""Tokens of a KV block: the paged attention operator wants a multiple of 128, and 128 wastes least."""
+block_size = 128  # the paged attention operator wants a multiple of 128, and 128 wastes least
+dtypes = (torch.bfloat16, torch.float16)  # of the attention operator
 
-UNLIMITED = 2**31 - 1
+_SMALLEST_BUCKET = 16
 
 
 class Lengths(NamedTuple):
@@ -39,6 +39,24 @@ class Lengths(NamedTuple):
 def causal_mask(device: torch.device) -> Tensor:
     """The one mask that sparse modes 3 and 4 take, whatever the lengths: True strictly above the diagonal."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
+
+
+def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Few sizes, each four times the last: a shape costs a compilation, padding costs at most the time of a full batch.
+
+    No gap between token buckets is wider than max_model_len, since one row holds all padding.
+    """
+    tokens, rows = [_SMALLEST_BUCKET], [_SMALLEST_BUCKET + 1]
+    while tokens[-1] < max_batched_tokens:
+        tokens.append(min(max_batched_tokens, 4 * tokens[-1], tokens[-1] + max_model_len))
+    while rows[-1] < max_rows + 1:
+        rows.append(min(max_rows + 1, 4 * rows[-1]))
+    return tuple(tokens), tuple(rows)
+
+
+def compiled(compute: Compute) -> Compute:
+    """The function itself: this is the eager mode."""
+    return compute
 
 
 def pack_linear(weight: Tensor) -> Tensor:

@@ -1,0 +1,306 @@
+"""The command line: `nva run` answers prompts together, `nva chat` holds a conversation. `python -m nva` is the same.
+
+The one law: a flag is a field of SamplingParams or Options and is passed on only if it was typed, so that defaults and
+checks live with those records. Answers go to stdout, everything else to stderr.
+Read next: run.py, which does the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import attrs
+
+from nva import __version__
+from nva.load import Engine, Options, load
+from nva.run import Completion, TextDelta, generate, stream
+from nva.state.policy import Policy
+from nva.state.request import DEFAULTS, SamplingParams
+from nva.text import Prompt
+
+SAMPLING = {
+    "max_tokens": "tokens of the answer at most",
+    "temperature": "0 always takes the likeliest token, higher is more varied",
+    "top_k": "draw from this many likeliest tokens, 0 for all",
+    "top_p": "draw from the likeliest tokens that together have this probability",
+    "min_p": "draw from tokens at least this fraction as likely as the likeliest",
+    "repetition_penalty": "above 1, avoid tokens of the prompt and the answer",
+    "presence_penalty": "above 0, avoid tokens of the answer",
+    "frequency_penalty": "above 0, avoid tokens of the answer the more often they occur",
+    "stop": "end the answer before this text; may be given again",
+    "stop_token_ids": "end the answer at this token; may be given again",
+    "min_tokens": "don't end the answer before this many tokens",
+    "ignore_eos": "don't end where the model would",
+    "logit_bias": "add to the logit of this token; may be given again",
+    "priority": "with --policy priority: lower goes first",
+    "n": "answers to each prompt",
+    "logprobs": "with --json: log-probabilities of this many likeliest tokens at each position of the answer",
+    "prompt_logprobs": "with --json: the same for the prompt",
+}
+LOADING = {
+    "dtype": "float32, bfloat16, float16, or auto for the checkpoint's own",
+    "device": "cpu, cuda, cuda:1, ..., or auto for the best one here",
+    "max_model_len": "tokens of prompt and answer together, by default what the model allows",
+    "max_rows": "answers that are computed at once",
+    "max_batched_tokens": "tokens computed in one step at most",
+    "block_size": "tokens that a block of the cache holds",
+    "n_blocks": "blocks of the cache",
+    "cache_memory": 'or the memory for them, such as "4GiB"',
+    "prefix_caching": "compute each prompt anew, also where it begins like another",
+    "enforce_eager": "never compile",
+    "policy": "who goes first",
+    "seed": "another seed gives other answers, unless --temperature is 0",
+}
+JSON_ONLY = ("logprobs", "prompt_logprobs")
+RUN_ONLY = ("n", "priority", *JSON_ONLY)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 2 for bad input, which is said in one line, 130 after Ctrl-C."""
+    top = parser()
+    args = vars(top.parse_args(argv))
+    command = args.pop("command", None)
+    if command is None:
+        top.print_help(sys.stderr)
+        return 2
+    try:
+        command(args)
+    except (ValueError, OSError) as error:
+        say(f"nva: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their flags."""
+    top = argparse.ArgumentParser(prog="nva", description="Answer prompts with a large language model.")
+    top.add_argument("--version", action="version", version=f"nva {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="run | chat")
+    run = commands.add_parser("run", help="answer one or more prompts, computed together", allow_abbrev=False)
+    run.usage = 'nva run [options] "PROMPT" ...'
+    run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
+    run.add_argument("--file", metavar="PATH", help="more prompts, one per line; - reads them from stdin")
+    form = run.add_mutually_exclusive_group()
+    form.add_argument("--chat", action="store_true", help="put the prompt as a question: the default for a chat model")
+    form.add_argument("--raw", action="store_true", help="let the model continue the prompt as it stands")
+    run.add_argument("--json", action="store_true", help="print a line of JSON per prompt, with token ids and more")
+    run.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
+    add_common(run, run_command, SAMPLING)
+    chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
+    chat.usage = "nva chat [options]"
+    add_common(chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY})
+    return top
+
+
+def add_common(command: argparse.ArgumentParser, function: Any, sampling: Mapping[str, str]) -> None:
+    """What a command runs, and the flags that both have."""
+    command.description = (function.__doc__ or "").partition("\n")[0]
+    command.set_defaults(command=function)
+    command.add_argument("--model", help="checkpoint folder or hub id (by default $NVA_MODEL, else the demo model)")
+    command.add_argument("--system", metavar="TEXT", help="a first message that tells a chat model how to behave")
+    given = "what is not given is the checkpoint's generation_config, else as in parentheses"
+    add_flags(command.add_argument_group("how to answer", given), SamplingParams, sampling)
+    add_flags(command.add_argument_group("how to load the model"), Options, LOADING)
+
+
+def add_flags(group: Any, record: type, texts: Mapping[str, str]) -> None:
+    """A flag per field of a record, --no-... for what is on by default. One that isn't typed is not in the result."""
+    hints = typing.get_type_hints(record)
+    for name, text in texts.items():
+        default = DEFAULTS.get(name, getattr(attrs.fields(record), name).default)
+        flag = ("--no-" if default is True else "--") + name.replace("_", "-")
+        if hints[name] is bool:
+            reading: dict[str, Any] = {"action": "store_false" if default else "store_true"}
+        else:
+            reading = READINGS.get(hints[name], {"type": number, "metavar": "N"})
+        note = f" ({default})" if type(default) in (int, float, str) else ""
+        group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text + note, **reading)
+
+
+def number(text: str) -> int | float | str:
+    """The number that a text is, else the text: the record that gets it knows what it allows, and says so."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def bias(text: str) -> tuple[int | float | str, int | float | str]:
+    """A token id and what to add to its logit."""
+    token, _, added = text.partition("=")
+    return number(token), number(added)
+
+
+READINGS: dict[Any, dict[str, Any]] = {
+    str: {"metavar": "NAME"},
+    Policy: {"metavar": "NAME"},
+    tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
+    tuple[int, ...]: {"action": "append", "type": number, "metavar": "ID"},
+    dict[int, float]: {"action": "append", "type": bias, "metavar": "ID=BIAS"},
+}
+"""How argparse reads a field of this type; those not here are numbers."""
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal, beside the answers."""
+    print(text, file=sys.stderr)
+
+
+def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
+    """The engine and the parameters that the typed flags ask for; the parameters are checked before anything loads."""
+    params = SamplingParams(**{name: args[name] for name in SAMPLING if name in args})
+    return load(args["model"], **{name: args[name] for name in LOADING if name in args}), params
+
+
+def run_command(args: Mapping[str, Any]) -> None:
+    """Answer one or more prompts, computed together, in order."""
+    texts = read_prompts(args["prompts"], args["file"])
+    unseen = [name for name in JSON_ONLY if name in args and not args["json"]]
+    if unseen:
+        raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
+    engine, params = open_engine(args)
+    is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
+    prompts = [as_prompt(text, args["system"], is_chat) for text in texts]
+    start = time.perf_counter()
+    completions = generate(engine, prompts, params, progress=not args["quiet"])
+    if not args["quiet"]:
+        n_tokens = sum(len(sample.token_ids) for completion in completions for sample in completion.samples)
+        say(speed(n_tokens, time.perf_counter() - start))
+    for text, completion in zip(texts, completions, strict=True):
+        print(as_json(text, completion) if args["json"] else as_text(text, completion, is_alone=len(texts) == 1))
+
+
+def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
+    """The prompts typed, then those of the file: its lines that are not blank."""
+    text = "" if file is None else sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    found = [*prompts, *(line for line in text.splitlines() if line.strip())]
+    if not found:
+        raise ValueError('there is no prompt; give some, as in: nva run "What is the capital of France?"')
+    return found
+
+
+def has_chat_template(engine: Engine) -> bool:
+    """Whether the checkpoint says how a conversation is written."""
+    return engine.tokenizer is not None and bool(engine.tokenizer.chat_template)
+
+
+def as_prompt(text: str, system: str | None, is_chat: bool) -> Prompt:
+    """A question to a chat model, or text to continue."""
+    if is_chat:
+        return {"messages": [*opening(system), message("user", text)]}
+    if system is not None:
+        raise ValueError("--system needs a chat template, which --raw and some checkpoints do without; leave it out")
+    return text
+
+
+def opening(system: str | None) -> list[dict[str, str]]:
+    """What a conversation begins with."""
+    return [] if system is None else [message("system", system)]
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    """One turn of a conversation."""
+    return {"role": role, "content": content}
+
+
+def as_json(prompt: str, completion: Completion) -> str:
+    """A completion as one line of JSON."""
+    return json.dumps({"prompt": prompt, **attrs.asdict(completion)}, ensure_ascii=False)
+
+
+def as_text(prompt: str, completion: Completion, is_alone: bool) -> str:
+    """The answers, under their prompt unless it is the only one."""
+    answers = [sample.text.strip("\n") for sample in completion.samples]
+    if len(answers) > 1:
+        answers = [f"[{number}] {answer}" for number, answer in enumerate(answers)]
+    return "\n".join(answers if is_alone else [f"> {prompt}", *answers, ""])
+
+
+def speed(n_tokens: int, seconds: float) -> str:
+    """How much was generated, how fast."""
+    return f"[{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.1f} tokens/s]"
+
+
+def chat_command(args: Mapping[str, Any]) -> None:
+    """Talk with a model: it is asked with all that was said before, which the prefix cache still holds."""
+    engine, params = open_engine(args)
+    with suppress(ImportError):  # where there is none, lines are typed without editing and history
+        import readline  # noqa: F401 - input() uses it once it is there
+    say("Ask away. /reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C cuts an answer short.")
+    said = opening(args["system"])
+    for line in typed_lines():
+        if line == "/reset":
+            said = opening(args["system"])
+        elif line.startswith("/"):
+            say(f"there is no command {line}; known are /reset and /exit")
+        else:
+            said = answer(engine, said, line, params)
+
+
+def typed_lines() -> Iterator[str]:
+    """What is typed, line by line, until /exit or the end of input; blank and interrupted lines are left out."""
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt) as ended:
+            print()
+            line = "/exit" if isinstance(ended, EOFError) else ""
+        if line == "/exit":
+            return
+        if line:
+            yield line
+
+
+def answer(engine: Engine, said: list[dict[str, str]], line: str, params: SamplingParams) -> list[dict[str, str]]:
+    """Answer a line, showing the text as it comes, and return the conversation with both.
+
+    A line that can't be answered is reported and forgotten; an answer cut short stays as far as it was shown.
+    """
+    asked = [*said, message("user", line)]
+    try:
+        with ctrl_c() as pressed, closing(stream(engine, {"messages": asked}, params)) as events:
+            text = show(events, pressed)
+    except ValueError as error:
+        say(f"nva: {error}")
+        return said
+    return [*asked, message("assistant", text)]
+
+
+def show(events: Iterator[TextDelta | Completion], pressed: Event) -> str:
+    """Print an answer as it comes, until it ends or Ctrl-C is pressed, and what it took; return its text."""
+    text, n_tokens, start, note = "", 0, time.perf_counter(), "cut short"
+    for event in events:
+        if isinstance(event, Completion):
+            note = f"{event.n_prompt_tokens} prompt tokens, {event.n_cached_tokens} of them cached"
+            note += ", ended by max_tokens" if event.finish_reason == "length" else ""
+        else:
+            print(event.text, end="", flush=True)
+            text, n_tokens = text + event.text, n_tokens + len(event.token_ids)
+        if pressed.is_set():
+            break
+    print()
+    say(f"{speed(n_tokens, time.perf_counter() - start)} {note}")
+    return text
+
+
+@contextmanager
+def ctrl_c() -> Iterator[Event]:
+    """Ctrl-C sets the event instead of raising, so that it never cuts a step of the engine in two."""
+    pressed = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

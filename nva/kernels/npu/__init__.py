@@ -1,0 +1,43 @@
+"""The backend for Huawei Ascend NPUs (910B and 910C), the only place that names torch_npu.
+
+The law: importing this package imports no torch_npu, so that support.py can judge an installation that lacks it.
+Read next: operators.py for the calls, graph.py for the graph modes, support.py for which of them an installation has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from typing import cast
+
+from nva.kernels import Kernels
+from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
+
+_MODULES = {"eager": "operators", "ge": "ge", "aclgraph": "aclgraph"}
+_log = logging.getLogger("nva")
+
+
+def choose(heads: Heads, graph: str = "auto") -> Kernels:
+    """The kernels in the graph mode that is asked for, or in the best one that works here, which is logged.
+
+    Raises ValueError where torch_npu is missing, and for a mode that won't work.
+    """
+    if importlib.util.find_spec("torch_npu") is None:
+        raise ValueError("device 'npu' needs torch_npu: pip install 'nva[npu]', then run `nva doctor`")
+    mode, reason = choose_mode(graph, probe(), heads)
+    _log.info("NPU graph mode %s (%s)", mode, reason)
+    return cast(Kernels, importlib.import_module(f"nva.kernels.npu.{_MODULES[mode]}"))
+
+
+def probe() -> Installation:
+    """What this process's torch_npu has. Features are looked for; versions only decide what can't be looked at."""
+    import torch
+    import torch_npu
+
+    return Installation(
+        cann=parse_version(torch_npu.npu.utils.get_cann_version()),
+        has_attention=hasattr(torch.ops.npu, "npu_fused_infer_attention_score_v2"),
+        has_torchair=importlib.util.find_spec("torch_npu.dynamo.torchair") is not None,
+        has_npugraph_ex=importlib.util.find_spec("torch_npu.dynamo.npugraph_ex") is not None,
+    )

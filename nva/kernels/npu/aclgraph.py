@@ -1,0 +1,38 @@
+"""The kernels for ACL graphs: those of operators.py, and a forward that is captured once per shape.
+
+Read next: graph.py, `compiled_aclgraph`.
+"""
+
+from nva.kernels.npu.graph import compiled_aclgraph as compiled
+from nva.kernels.npu.operators import (
+    add_rms_norm,
+    attention,
+    attention_inputs,
+    block_size,
+    buckets,
+    copy_blocks,
+    dtypes,
+    linear,
+    pack_linear,
+    rms_norm,
+    rotary,
+    silu_mul,
+    write_kv,
+)
+
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "attention_inputs",
+    "block_size",
+    "buckets",
+    "compiled",
+    "copy_blocks",
+    "dtypes",
+    "linear",
+    "pack_linear",
+    "rms_norm",
+    "rotary",
+    "silu_mul",
+    "write_kv",
+]

@@ -1,0 +1,105 @@
+"""Graph modes: how the same forward is compiled for an NPU, with the options that production wants.
+
+The law: one graph per shape of the batch, and none for new lengths. The graph engine ("ge") gets lengths as tensors,
+so its graphs are static. An ACL graph ("aclgraph") gets them as host integers, which must be symbols, so its graphs
+are dynamic, with every tensor pinned to one shape. Read next: operators.py and ge.py, the functions that are traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import npugraph_ex
+import torch
+import torch._dynamo
+import torchair
+from torch import Tensor
+from torch.utils import _pytree
+
+Compute = Callable[..., Any]
+
+MAX_GRAPHS = 256
+"""Shapes that may be compiled; torch's own limit of 8 would make the ninth an error."""
+
+
+class Program(torch.nn.Module):
+    """A function with its constants bound. It is a module because the compiler takes a module's integers for constants,
+    and any other object's for symbols once lengths are symbols."""
+
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, params: Any, caches: Any, inputs: Any) -> Any:
+        """What `compute` gives."""
+        return self.compute(params, caches, inputs)
+
+
+def ge_config() -> Any:
+    """Options of the graph engine."""
+    config = torchair.CompilerConfig()
+    # An order of execution that frees memory early and is the same in every process.
+    config.experimental_config.topology_sorting_strategy = "StableRDFS"
+    # Tiling of attention is computed on the device, from the lengths there: without it the host waits for them.
+    config.experimental_config.tiling_schedule_optimize = True
+    return config
+
+
+def compiled_ge(compute: Compute) -> Compute:
+    """`compute` by the graph engine: static shapes, one graph each."""
+    _raise_limits()
+    backend = torchair.get_npu_backend(compiler_config=ge_config())
+    return torch.compile(Program(compute), backend=backend, dynamic=False, fullgraph=True)
+
+
+def aclgraph_config() -> Any:
+    """Options of the ACL graph."""
+    config = npugraph_ex.CompilerConfig()
+    # Weights and caches stay where they are; without it each replay would copy all of them into the graph's memory.
+    config.frozen_parameter = True
+    return config
+
+
+def compiled_aclgraph(compute: Compute) -> Compute:
+    """`compute` captured as an ACL graph by npugraph_ex, lengths updated at each replay."""
+    _raise_limits()
+    _register_reinplace()
+    backend = npugraph_ex.get_npu_backend(compiler_config=aclgraph_config())
+    program = torch.compile(Program(compute), backend=backend, dynamic=True, fullgraph=True)
+
+    @functools.wraps(compute)
+    def run(params: Any, caches: Any, inputs: Any) -> Any:
+        pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
+        pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.attention.block_tables))
+        return program(params, caches, inputs)
+
+    return run
+
+
+def pin(tree: Any, is_constant: bool = False) -> None:
+    """Tell the compiler that the shapes of these tensors are fixed, and perhaps that their addresses are too."""
+    for tensor in _tensors(tree):
+        if is_constant and not hasattr(tensor, "_dynamo_static_input_type"):
+            torch._dynamo.mark_static_address(tensor, guard=False)
+        torch._dynamo.mark_static(tensor)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _raise_limits() -> None:
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+
+
+@functools.cache
+def _register_reinplace() -> None:
+    """npu_scatter_pa_kv_cache is missing from npugraph_ex's list of operators that may work in place. A decoder that
+    used it would copy every cache twice per step. This has no public name yet; the tests count the copies."""
+    passes = importlib.import_module("npugraph_ex._acl_concrete_graph.graph_pass")
+    passes.register_inplaceable_npu_op(
+        "npu_scatter_pa_kv_cache_functional", "npu_scatter_pa_kv_cache", mutated_arg=[2, 3]
+    )

@@ -1,0 +1,97 @@
+"""Hypothesis strategies for the kernels, and attention written out query by query, for any backend to be compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nva.kernels import Layout
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class AttentionCase:
+    """Rows over a cache that holds NaN wherever no row owns a token."""
+
+    q: Tensor  # [T, Nq, D]
+    k_cache: Tensor  # [n_ids, block_size, Nk, D]
+    v_cache: Tensor
+    host: Layout
+    keys: list[Tensor]  # of each row, [context_len, Nk, D]
+    values: list[Tensor]
+    window: int | None
+    sinks: Tensor | None
+    scale: float
+
+    @property
+    def on_device(self) -> Layout:
+        arrays = attrs.asdict(self.host)
+        return Layout(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+@st.composite
+def attention_cases(draw: Any, dtype: torch.dtype = torch.float32) -> AttentionCase:
+    """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled blocks."""
+    lengths = draw(st.lists(st.integers(1, 20).flatmap(_row), min_size=1, max_size=6))
+    if not any(n for _, n in lengths):
+        lengths.append((3, 2))
+    block_size, n_kv_heads, n_shared = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    head_dim = draw(st.sampled_from([2, 6, 8]))
+    window = draw(st.none() | st.integers(1, 22))
+    seed, has_sinks = draw(st.integers(0, 2**31)), draw(st.booleans())
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    contexts, queries = (np.array(column, np.int32) for column in zip(*lengths, strict=True))
+    n_blocks = -(-contexts // block_size)
+    ids = rng.permutation(int(n_blocks.sum()) + 2)
+    tables = rng.choice(ids, (len(lengths), int(n_blocks.max()) + 1)).astype(np.int32)
+    caches = [torch.full((len(ids), block_size, n_kv_heads, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
+    held: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for row, (context, owned) in enumerate(zip(contexts, np.split(ids, np.cumsum(n_blocks))[:-1], strict=True)):
+        tables[row, : len(owned)] = owned
+        slots = (owned[:, None] * block_size + np.arange(block_size)).ravel()[:context]
+        for cache, tensors in zip(caches, held, strict=True):
+            tensors.append(normal(int(context), n_kv_heads, head_dim))
+            cache.view(-1, n_kv_heads, head_dim)[slots] = tensors[-1]
+    return AttentionCase(
+        q=normal(int(queries.sum()), n_kv_heads * n_shared, head_dim),
+        k_cache=caches[0],
+        v_cache=caches[1],
+        host=Layout(block_tables=tables, query_ends=np.cumsum(queries, dtype=np.int32), context_lens=contexts),
+        keys=held[0],
+        values=held[1],
+        window=window,
+        sinks=normal(n_kv_heads * n_shared) if has_sinks else None,
+        scale=draw(st.sampled_from([0.3, 1.0])),
+    )
+
+
+def _row(context_len: int) -> st.SearchStrategy[tuple[int, int]]:
+    """(context_len, number of queries): none, one, some or all of the context."""
+    return st.tuples(st.just(context_len), st.sampled_from([0, 1, 1, 1, context_len]) | st.integers(1, context_len))
+
+
+def dense_attention(case: AttentionCase) -> Tensor:
+    """What attention means, in float64, one query of one head at a time."""
+    out = torch.empty(case.q.shape, dtype=torch.float64)
+    n_shared = case.q.shape[1] // case.k_cache.shape[2]
+    starts = np.concatenate([[0], case.host.query_ends[:-1]])
+    for row, (start, end) in enumerate(zip(starts, case.host.query_ends, strict=True)):
+        for i in range(start, end):
+            position = case.host.context_lens[row] - end + i
+            first = 0 if case.window is None else max(0, position - case.window + 1)
+            for head in range(case.q.shape[1]):
+                k = case.keys[row][first : position + 1, head // n_shared].double()
+                v = case.values[row][first : position + 1, head // n_shared].double()
+                scores = k @ case.q[i, head].double() * case.scale
+                sink = torch.zeros(0) if case.sinks is None else case.sinks[head : head + 1]
+                weights = torch.cat([scores, sink.double()]).softmax(0)[: len(scores)]
+                out[i, head] = weights @ v
+    return out

@@ -1,0 +1,138 @@
+"""Seeded faults: each must make the parity check of test_parity.py fail, or that check proves nothing."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nva.kernels import reference
+from nva.models import rope
+from tests.checkpoints import CASES
+from tests.models.parity import TOLERANCE, Subject, deviation, mutated, subject
+
+CHUNKS = (1, 5, 36)
+REFUSED = 10 * TOLERANCE  # far above: rounding can't be what was caught
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A function that builds a case and asserts that it agrees as long as nothing is wrong."""
+
+    def checked(name: str) -> Subject:
+        sound = subject(CASES[name], tmp_path)
+        assert max(deviation(sound, chunk) for chunk in CHUNKS) < TOLERANCE
+        return sound
+
+    return checked
+
+
+def assert_caught(faulty: Subject) -> None:
+    assert min(deviation(faulty, chunk) for chunk in CHUNKS) > REFUSED
+
+
+def test_softmax_scale_off_by_5_percent(build) -> None:
+    sound = build("llama")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, attn_scale=1.05 * sound.spec.attn_scale)))
+
+
+@pytest.mark.parametrize(
+    ("case", "other"),
+    [("llama", "linear"), ("llama-linear", "default"), ("llama-llama3", "default"), ("llama-yarn", "linear")]
+    + [("llama-dynamic", "default"), ("qwen2-longrope", "default"), ("qwen2-llama3", "yarn")],
+)
+def test_rope_kind_swapped(build, case: str, other: str) -> None:
+    sound = build(case)
+    ropes = tuple(attrs.evolve(spec, kind=other, factor=max(2.0, spec.factor)) for spec in sound.spec.ropes)
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, ropes=ropes)))
+
+
+@pytest.mark.parametrize("case", ["llama-yarn", "qwen2-longrope"])
+def test_rope_attention_factor_left_out(build, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = build(case)
+    frequencies = rope.rope_frequencies
+    monkeypatch.setattr(rope, "rope_frequencies", lambda *args: (frequencies(*args)[0], 1.0))
+    assert_caught(sound)
+
+
+@pytest.mark.parametrize("error", [-1, 1])
+@pytest.mark.parametrize("case", ["mistral", "qwen2-yarn", "qwen3-layers"])
+def test_window_off_by_one(build, case: str, error: int) -> None:
+    sound = build(case)
+    windows = tuple(window and window + error for window in sound.spec.windows)
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, windows=windows)))
+
+
+def test_window_on_the_wrong_layers(build) -> None:
+    sound = build("qwen3-layers")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, windows=sound.spec.windows[::-1])))
+
+
+def test_query_and_key_norm_left_out(build) -> None:
+    sound = build("qwen3")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, qk_norm=False)))
+
+
+@pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
+def test_weight_of_a_head_norm_left_out(build, norm: str) -> None:
+    sound = build("qwen3")
+    layers = [{**layer, norm: torch.ones_like(layer[norm])} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+@pytest.mark.parametrize(
+    ("case", "bias"),
+    [("qwen2", "qkv_bias"), ("llama-llama3", "qkv_bias"), ("llama-llama3", "o_bias")]
+    + [("llama-yarn", "gate_up_bias"), ("llama-yarn", "down_bias"), ("qwen3-linear", "o_bias")],
+)
+def test_bias_left_out(build, case: str, bias: str) -> None:
+    sound = build(case)
+    layers = [{name: value for name, value in layer.items() if name != bias} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_mask_shifted_by_one(build, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each query sees its successor too, where it has one in its chunk, or misses itself."""
+    sound = build("llama")
+    visible = reference._visible
+
+    def shifted(n_padding: Tensor, n_queries: int, n_columns: int, window: int | None) -> Tensor:
+        mask = visible(n_padding, n_queries, n_columns, window)
+        if n_queries == 1 or shift == -1:  # a lone query has no successor to see, so only missing itself can show
+            return mask & (torch.arange(n_columns) < max(1, n_columns - 1)) if n_queries == 1 else mask.roll(-1, -1)
+        return mask | mask.roll(1, -1)
+
+    monkeypatch.setattr(reference, "_visible", shifted)
+    assert_caught(sound)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+def test_key_value_heads_grouped_wrongly(build, case: str) -> None:
+    """Query head h reads key-value head h % Nk instead of h // (Nq / Nk)."""
+    sound = build(case)
+    order = torch.arange(sound.spec.n_heads).view(-1, sound.spec.n_kv_heads).T.flatten()
+
+    def interleaved(q: Tensor, *args, **options) -> Tensor:
+        return reference.attention(q[:, order], *args, **options)[:, order.argsort()]
+
+    assert_caught(attrs.evolve(sound, kernels=mutated(reference, attention=interleaved)))
+
+
+def test_keys_cached_before_the_rope(build) -> None:
+    sound = build("llama")
+
+    def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return reference.rotary(q, k, cos, sin)[0], k
+
+    assert_caught(attrs.evolve(sound, kernels=mutated(reference, rotary=rotary)))
+
+
+def test_gate_and_up_swapped(build) -> None:
+    sound = build("llama")
+
+    def silu_mul(x: Tensor) -> Tensor:
+        return reference.silu_mul(torch.cat(x.chunk(2, -1)[::-1], -1))
+
+    assert_caught(attrs.evolve(sound, kernels=mutated(reference, silu_mul=silu_mul)))

@@ -1,0 +1,166 @@
+"""Rung b: the forward over emulated operators gives the logits of the reference backend, and seeded faults show."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from nva.forward import make_forward
+from nva.kernels import reference
+from nva.kernels.npu import operators
+from tests.npu import emulation, folds, models
+
+TOLERANCE = 1e-4  # of the logits' standard deviation
+
+
+def compare(name, dtype=torch.float32, **changes):
+    spec = models.tiny_spec(name)
+    limits = folds.limits_for(spec, **changes)
+    sides = [
+        folds.Side(forward=make_forward(spec, limits, kernels), params=models.tiny_params(spec, kernels, dtype))
+        for kernels in (reference, operators)
+    ]
+    return folds.compare(spec, limits, *sides, folds.requests_for(spec), dtype)
+
+
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_logits_are_the_references(name):
+    with emulation.fp32_arithmetic():
+        report = compare(name)
+    assert report.deviation < TOLERANCE
+    happened = attrs.asdict(report, filter=lambda field, _: field.name.startswith("n_") and field.name != "n_preempted")
+    assert all(happened.values()), happened
+    assert len(report.shapes) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"n_blocks": 3}, {"token_buckets": (), "row_buckets": ()}], ids=["tiny pool", "exact"]
+)
+def test_preemption_and_exact_shapes_too(changes):
+    with emulation.fp32_arithmetic():
+        report = compare("qwen3, heads wider than the model, tied", **changes)
+    assert report.deviation < TOLERANCE
+    assert (report.n_preempted > 0) == ("n_blocks" in changes)
+
+
+@pytest.mark.parametrize("dtype", operators.dtypes)
+def test_half_types_are_taken_as_they_are(dtype):
+    """All limits on types hold, and rounding alone, a norm's in another order, tells the two apart."""
+    assert compare("qwen2", dtype).deviation < 0.2
+
+
+class Altered:
+    """torch.ops.npu, but for one operator that gets other arguments."""
+
+    def __init__(self, name, alter):
+        self.name, self.alter = name, alter
+
+    def __getattr__(self, name):
+        operator = getattr(torch.ops.npu, name)
+        if name != self.name:
+            return operator
+
+        def call(*args, **options):
+            args, options = self.alter(args, options)
+            return operator(*args, **options)
+
+        return call
+
+
+def altered(name, **options):
+    return lambda patch: patch.setattr(
+        operators, "npu", Altered(name, lambda args, given: (args, {**given, **options}))
+    )
+
+
+ATTENTION = "npu_fused_infer_attention_score_v2"
+
+
+def cumulative_context_lens(patch):
+    def alter(args, options):
+        lens = torch.tensor(options["actual_seq_kvlen"]).cumsum(0).tolist()
+        return args, {**options, "actual_seq_kvlen": lens}
+
+    patch.setattr(operators, "npu", Altered(ATTENTION, alter))
+
+
+def query_lens_per_row(patch):
+    def alter(args, options):
+        ends = torch.tensor(options["actual_seq_qlen"])
+        return args, {**options, "actual_seq_qlen": ends.diff(prepend=torch.tensor([0])).tolist()}
+
+    patch.setattr(operators, "npu", Altered(ATTENTION, alter))
+
+
+def keys_and_values_swapped(patch):
+    alter = lambda args, options: ((args[0], args[2], args[1]), options)  # noqa: E731 - passed on at once
+    patch.setattr(operators, "npu", Altered(ATTENTION, alter))
+
+
+def mask_off_by_one(patch):
+    patch.setattr(operators, "causal_mask", lambda _: torch.ones(2048, 2048, dtype=torch.bool).triu(0))
+
+
+def positions_as_heads_in_rotary(patch):
+    """cos and sin broadcast over tokens instead of over heads."""
+    alter = lambda args, options: ((args[0], *[x[:, :1].expand_as(args[1]) for x in args[1:]]), options)  # noqa: E731
+    patch.setattr(operators, "npu", Altered("npu_rotary_mul", alter))
+
+
+def halves_swapped_in_rotary(patch):
+    alter = lambda args, options: ((args[0], args[1], -args[2]), options)  # noqa: E731 - passed on at once
+    patch.setattr(operators, "npu", Altered("npu_rotary_mul", alter))
+
+
+def window_one_wider(patch):
+    def alter(args, options):
+        return args, {**options, **{name: n + 1 for name, n in options.items() if name == "pre_tokens"}}
+
+    patch.setattr(operators, "npu", Altered(ATTENTION, alter))
+
+
+def residual_is_the_norm(patch):
+    patch.setattr(operators, "add_rms_norm", lambda *args: (torch.ops.npu.npu_add_rms_norm(*args)[0],) * 2)
+
+
+def slots_off_by_one(patch):
+    alter = lambda args, options: ((args[0], args[1] + 1, args[2]), options)  # noqa: E731 - passed on at once
+    patch.setattr(operators, "npu", Altered("npu_scatter_nd_update_", alter))
+
+
+def copies_left_out(patch):
+    patch.setattr(operators, "copy_blocks", lambda *_: None)
+
+
+WINDOWED = "mistral, a window of 100"
+FAULTS = {
+    "cumulative KV lengths": (cumulative_context_lens, WINDOWED),
+    "query lengths per row": (query_lens_per_row, WINDOWED),
+    "K and V swapped": (keys_and_values_swapped, "llama"),
+    "mask off by one": (mask_off_by_one, "llama"),
+    "cos and sin along the heads": (positions_as_heads_in_rotary, "llama"),
+    "the other way round in rotary": (halves_swapped_in_rotary, "llama"),
+    "neighbours instead of halves in rotary": (altered("npu_rotary_mul", rotary_mode="interleave"), "llama"),
+    "no causality": (altered(ATTENTION, sparse_mode=0, atten_mask=None), "llama"),
+    "the window left out": (altered(ATTENTION, sparse_mode=3), WINDOWED),
+    "a window one wider": (window_one_wider, WINDOWED),
+    "the scale left out": (altered(ATTENTION, softmax_scale=1.0), "llama"),
+    "KV heads left out": (altered(ATTENTION, num_key_value_heads=0), "llama"),
+    "another block size": (altered(ATTENTION, block_size=16), "llama"),
+    "the norm as the residual": (residual_is_the_norm, "llama"),
+    "slots off by one": (slots_off_by_one, "llama"),
+    "block copies left out": (copies_left_out, "llama"),
+    "epsilon left at its default": (altered("npu_rms_norm", epsilon=1e-2), "llama"),
+}
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS.values(), ids=FAULTS)
+def test_faults_are_caught(fault, name, monkeypatch):
+    fault(monkeypatch)
+    with emulation.fp32_arithmetic():
+        try:
+            deviation = compare(name).deviation
+        except (emulation.LimitError, RuntimeError, TypeError):
+            return  # refused by a documented limit, or by the schema
+    assert deviation > 10 * TOLERANCE

@@ -1,0 +1,121 @@
+"""Rung a: every operator call that the backend makes fits the real schema and the real shape inference."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nva.kernels import Layout
+from nva.kernels.npu import ge, operators
+from nva.models import random_params
+from nva.models.decoder import Inputs, decode, rope_tables
+from tests.npu import emulation, models
+
+ATTENTION = "npu_fused_infer_attention_score_v2"
+EAGER = {f"npu::{ATTENTION}", "npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_rotary_mul", "npu::npu_swiglu"}
+CALLS = {
+    "operators": (operators, EAGER | {"npu::npu_scatter_nd_update_"}),
+    "ge": (ge, EAGER - {f"npu::{ATTENTION}"} | {f"air::{ATTENTION}", "npu::npu_scatter_pa_kv_cache"}),
+}
+N_TOKENS, N_ROWS, N_LOGITS = 16, 5, 3
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operators outside torch's own that run within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace not in ("aten", "prim"):
+            self.names.add(func._schema.name)
+        return func(*args, **kwargs or {})
+
+
+def meta_inputs(spec, kernels, cache) -> Inputs:
+    """A step's inputs without values, but for the lengths on the host."""
+    ints = lambda *shape: torch.empty(shape, dtype=torch.int32, device="meta")  # noqa: E731 - seven uses below
+    host = types.SimpleNamespace(query_ends=np.array([4, 8, 9, 16, 16]), context_lens=np.array([9, 4, 200, 7, 1]))
+    on_device = Layout(block_tables=ints(N_ROWS, 5), query_ends=ints(N_ROWS), context_lens=ints(N_ROWS))
+    return Inputs(
+        token_ids=ints(N_TOKENS),
+        positions=ints(N_TOKENS),
+        slots=ints(N_TOKENS),
+        logit_index=ints(N_LOGITS),
+        attention=kernels.attention_inputs(host, on_device, cache),
+        rope_tables=rope_tables(spec, 64, torch.device("meta")),
+    )
+
+
+@pytest.mark.parametrize("mode", CALLS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
+    spec, (kernels, expected) = models.tiny_spec(name), CALLS[mode]
+    cpu = random_params(spec, dtype, torch.Generator(), kernels.pack_linear)
+    params = {
+        name: [{key: x.to("meta") for key, x in layer.items()} for layer in value]
+        if name == "layers"
+        else value.to("meta")
+        for name, value in cpu.items()
+    }
+    shape = (9, operators.block_size, spec.n_kv_heads, spec.head_dim)
+    caches = tuple((torch.empty(shape, dtype=dtype, device="meta"),) * 2 for _ in range(spec.n_layers))
+    with Recorder() as recorder:
+        logits = decode(spec, kernels, params, caches, meta_inputs(spec, kernels, caches[0][0]))
+    assert (logits.shape, logits.dtype) == ((N_LOGITS, spec.vocab_size), torch.float32)
+    assert recorder.names == expected
+
+
+def test_block_copies_fit_too():
+    caches = [torch.empty(9, 128, 2, 32, dtype=torch.bfloat16, device="meta") for _ in range(2)]
+    with Recorder() as recorder:
+        operators.copy_blocks(*caches, torch.empty(3, 2, dtype=torch.int32, device="meta"))
+    assert recorder.names == {"npu::npu_scatter_nd_update_"}
+
+
+def test_sinks_fit_too():
+    q = torch.empty(N_TOKENS, 4, 64, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(9, 128, 2, 64, dtype=torch.bfloat16, device="meta")
+    sinks = torch.empty(4, dtype=torch.bfloat16, device="meta")
+    for kernels, window in itertools.product((operators, ge), (None, 37)):
+        spec = models.tiny_spec("llama")
+        lengths = meta_inputs(spec, kernels, cache).attention
+        assert kernels.attention(q, cache, cache, lengths, 0.1, window, sinks).shape == q.shape
+
+
+def test_emulated_operators_infer_shapes_as_the_real_ones(monkeypatch):
+    """The shapes and types that the emulation gives are those of torch_npu's own shape inference."""
+
+    def on_meta(x):
+        return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+    floats, cache = torch.randn(4, 4, 32).bfloat16(), torch.zeros(2, 128, 2, 32, dtype=torch.bfloat16)
+    calls = {
+        "npu_rms_norm": (floats, floats[0, 0].clone(), 1e-5),
+        "npu_add_rms_norm": (floats, floats, floats[0, 0].clone(), 1e-5),
+        "npu_rotary_mul": (floats[None], floats[None, :, :1].clone(), floats[None, :, :1].clone()),
+        "npu_swiglu": (floats,),
+        "npu_scatter_nd_update_": (cache, torch.tensor([[0]]), cache[:1].clone()),
+        "npu_scatter_pa_kv_cache": (
+            *[floats[:, :2].contiguous()] * 2, cache, cache.clone(), torch.arange(4), None, None, None, "Norm",
+        ),
+        "npu_top_k_top_p": (floats[0], floats[0, :, 0].clamp(0, 1), torch.ones(4, dtype=torch.int32)),
+    }  # fmt: skip
+    assert {*calls, ATTENTION} == {name for name in emulation.OPERATORS if not name.startswith("_") and "." not in name}
+    for name, args in calls.items():
+        operator = getattr(torch.ops.npu, name)
+        if name == "npu_scatter_pa_kv_cache":
+            args, options = args[:5], {"cache_mode": args[-1]}
+        else:
+            options = {}
+        expected, given = operator(*map(on_meta, args), **options), operator(*args, **options)
+        pairs = zip(*[x if isinstance(x, tuple) else (x,) for x in (expected, given)], strict=True)
+        for one, other in pairs:
+            assert one is other is None or (one.shape, one.dtype) == (other.shape, other.dtype), name

@@ -1,0 +1,299 @@
+"""The command line: flags reach the records, answers reach stdout, mistakes end in one line, chat keeps what was said."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from nva import cli
+from nva.load import Options
+from nva.run import Completion, Sample, TextDelta
+from nva.state.request import SamplingParams
+
+
+def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion:
+    samples = [Sample(text=text, token_ids=(5, 6), finish_reason=reason, stopped_by=2, logprobs=None) for text in texts]
+    return Completion(
+        index=index,
+        prompt_token_ids=(1, 2, 3),
+        n_cached_tokens=n_cached,
+        samples=tuple(samples),
+        prompt_logprobs=None,
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """An engine that writes down what it is asked, and answers "Hi."."""
+    asked = SimpleNamespace(
+        engine=SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x")),
+        loads=[],
+        prompts=[],
+        params=None,
+        closed=0,
+    )
+
+    def load(model, **options):
+        asked.loads.append((model, options))
+        return asked.engine
+
+    def generate(engine, prompts, params, progress):
+        asked.prompts, asked.params, asked.progress = prompts, params, progress
+        return [completion(index, ("Hi.",) * params.n) for index in range(len(prompts))]
+
+    def stream(engine, prompt, params):
+        asked.prompts.append(prompt)
+        try:
+            yield TextDelta(index=0, sample=0, text="Hi", token_ids=(5,))
+            yield TextDelta(index=0, sample=0, text=".", token_ids=(6,))
+            yield completion(n_cached=2)
+        finally:
+            asked.closed += 1
+
+    for function in (load, generate, stream):
+        monkeypatch.setattr(cli, function.__name__, function)
+    return asked
+
+
+def test_every_field_has_a_flag():
+    assert set(cli.SAMPLING) | {"seed"} == {field.name for field in attrs.fields(SamplingParams)}
+    assert set(cli.LOADING) == {field.name for field in attrs.fields(Options)}
+
+
+FLAGS = {
+    "max_tokens": (["7"], 7),
+    "temperature": (["0.5"], 0.5),
+    "top_k": (["-1"], 0),
+    "top_p": (["0.9"], 0.9),
+    "min_p": (["0.1"], 0.1),
+    "repetition_penalty": (["1.1"], 1.1),
+    "presence_penalty": (["-1"], -1),
+    "frequency_penalty": (["2"], 2),
+    "stop": (["a", "b"], ("a", "b")),
+    "stop_token_ids": (["3", "4"], (3, 4)),
+    "min_tokens": (["2"], 2),
+    "ignore_eos": ([], True),
+    "logit_bias": (["5=-1.5", "6=2"], {5: -1.5, 6: 2.0}),
+    "priority": (["-1"], -1),
+    "n": (["2"], 2),
+    "logprobs": (["3"], 3),
+    "prompt_logprobs": (["0"], 0),
+}
+
+
+@pytest.mark.parametrize("name", cli.SAMPLING)
+def test_a_flag_reaches_sampling(calls, name):
+    values, expected = FLAGS[name]
+    flag = "--" + name.replace("_", "-")
+    typed = [part for value in values for part in (flag, value)] or [flag]
+    assert cli.main(["run", "Hello", "--json", *typed]) == 0
+    assert calls.params == SamplingParams(**{name: expected})
+
+
+def test_flags_reach_loading(calls):
+    line = "run Hello --model M --cache-memory 4GiB --max-rows 3 --no-prefix-caching --enforce-eager --policy shortest"
+    assert cli.main([*line.split(), "--seed", "9", "--dtype", "float32"]) == 0
+    [(model, options)] = calls.loads
+    assert model == "M"
+    assert options == {
+        "dtype": "float32",
+        "max_rows": 3,
+        "cache_memory": "4GiB",
+        "prefix_caching": False,
+        "enforce_eager": True,
+        "policy": "shortest",
+        "seed": 9,
+    }
+
+
+def test_what_is_not_typed_is_not_passed_on(calls):
+    assert cli.main(["run", "Hello"]) == 0
+    assert calls.loads == [(None, {})]
+    assert calls.params == SamplingParams()
+
+
+def test_a_prompt_is_a_question_where_the_model_can_chat(calls):
+    question = {"messages": [{"role": "user", "content": "Hello"}]}
+    cli.main(["run", "Hello"])
+    assert calls.prompts == [question]
+    cli.main(["run", "Hello", "--system", "Be brief."])
+    assert calls.prompts == [{"messages": [{"role": "system", "content": "Be brief."}, *question["messages"]]}]
+    cli.main(["run", "Hello", "--raw"])
+    assert calls.prompts == ["Hello"]
+    calls.engine.tokenizer = None
+    cli.main(["run", "Hello"])
+    assert calls.prompts == ["Hello"]
+    cli.main(["run", "Hello", "--chat"])
+    assert calls.prompts == [question]
+
+
+def test_prompts_come_from_a_file_too(calls, tmp_path, monkeypatch):
+    (tmp_path / "prompts.txt").write_text("two\n\nthrée\n", encoding="utf-8")
+    assert cli.main(["run", "one", "--raw", "--file", str(tmp_path / "prompts.txt")]) == 0
+    assert calls.prompts == ["one", "two", "thrée"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("four\n"))
+    assert cli.main(["run", "--raw", "--file", "-"]) == 0
+    assert calls.prompts == ["four"]
+
+
+def test_answers_go_to_stdout_alone(calls, capsys):
+    cli.main(["run", "one"])
+    out, err = capsys.readouterr()
+    assert out == "Hi.\n"
+    assert "[2 tokens in " in err and err.rstrip().endswith(" tokens/s]")
+    cli.main(["run", "one", "two", "--quiet", "--n", "2"])
+    assert capsys.readouterr() == ("> one\n[0] Hi.\n[1] Hi.\n\n> two\n[0] Hi.\n[1] Hi.\n\n", "")
+    assert calls.progress is False
+
+
+def test_json_is_a_line_per_prompt(calls, capsys):
+    cli.main(["run", "one", "two", "--json"])
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["prompt"], second["prompt"], second["index"]) == ("one", "two", 1)
+    assert first["samples"][0] == {
+        "text": "Hi.",
+        "token_ids": [5, 6],
+        "finish_reason": "stop",
+        "stopped_by": 2,
+        "logprobs": None,
+    }
+
+
+MISTAKES = {
+    "run": "there is no prompt",
+    "run x --temperature nan": "temperature is nan; give a finite number",
+    "run x --top-k many": "top_k is 'many'; give a whole number",
+    "run x --logit-bias 5": "logit_bias has 5: ''",
+    "run x --stop-token-ids a": "stop_token_ids is ('a',)",
+    "run x --logprobs 2": "logprobs can be seen with --json only",
+    "run x --file no/such/file": "No such file or directory: 'no/such/file'",
+    "run x --raw --system s": "--system needs a chat template",
+    "chat --model no/such/folder": "there is no folder no/such/folder",
+    "run x --policy fastest": "policy is 'fastest'; choose one of fcfs",
+    "run x --n-blocks 4 --cache-memory 1GiB": "n_blocks and cache_memory both size the cache",
+    "run x --cache-memory 4XB": "memory is '4XB'",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, line):
+    if "--raw" not in line:
+        monkeypatch.undo()  # the real load() refuses
+    assert cli.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("nva: ") and err.count("\n") == 1
+    assert MISTAKES[line] in err
+
+
+@pytest.mark.parametrize(
+    "line", ["run x --max-token 3", "run x --chat --raw", "walk", "chat --n 2", "chat --logprobs 1"]
+)
+def test_an_unknown_flag_is_refused(calls, capsys, line):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(line.split())
+    assert "usage: nva" in capsys.readouterr().err
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert cli.main([]) == 2
+    assert "answer one or more prompts" in capsys.readouterr().err
+
+
+def type_lines(monkeypatch, *lines):
+    """Let input() give these lines, raise those that are exceptions, and then find the end."""
+    typed = iter([*lines, EOFError])
+
+    def answer(_):
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", answer)
+
+
+def contents(prompt):
+    return [message["content"] for message in prompt["messages"]]
+
+
+def test_chat_asks_with_all_that_was_said(calls, capsys, monkeypatch):
+    type_lines(monkeypatch, "one", "", "  two ", "/what", "/reset", "three", "/exit", "four")
+    assert cli.main(["chat", "--system", "S"]) == 0
+    assert list(map(contents, calls.prompts)) == [["S", "one"], ["S", "one", "Hi.", "two"], ["S", "three"]]
+    assert [message["role"] for message in calls.prompts[1]["messages"]] == ["system", "user", "assistant", "user"]
+    out, err = capsys.readouterr()
+    assert out == "Hi.\n" * 3
+    assert "3 prompt tokens, 2 of them cached" in err
+    assert "there is no command /what; known are /reset and /exit" in err
+
+
+def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
+    handler = signal.getsignal(signal.SIGINT)
+    plain = cli.stream
+
+    def interrupted(engine, prompt, params):
+        events = plain(engine, prompt, params)
+        yield next(events)
+        if len(calls.prompts) == 1:
+            signal.raise_signal(signal.SIGINT)
+        yield from events
+
+    monkeypatch.setattr(cli, "stream", interrupted)
+    type_lines(monkeypatch, "one", KeyboardInterrupt, "two")
+    assert cli.main(["chat"]) == 0
+    assert contents(calls.prompts[1])[1] in ("Hi", "Hi.")
+    assert "cut short" in capsys.readouterr().err
+    assert calls.closed == 2
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
+    plain = cli.stream
+
+    def refusing(engine, prompt, params):
+        if "too long" in contents(prompt):
+            raise ValueError("the prompt is too long")
+        return plain(engine, prompt, params)
+
+    monkeypatch.setattr(cli, "stream", refusing)
+    type_lines(monkeypatch, "too long", "two")
+    assert cli.main(["chat"]) == 0
+    assert contents(calls.prompts[0]) == ["two"]
+    assert "nva: the prompt is too long" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
+    monkeypatch.setattr(cli, "generate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert cli.main(["run", "x"]) == 130
+
+
+def test_python_m_nva_is_the_same():
+    shown = subprocess.run([sys.executable, "-m", "nva", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("nva ")
+
+
+SMALL = ["--temperature", "0", "--max-tokens", "16", "--dtype", "float32", "--n-blocks", "64"]
+
+
+def test_the_demo_model_answers(demo_model, capsys):
+    question = "What is the capital of France? Answer briefly."
+    assert cli.main(["run", question, "What is 2 + 3?", "--model", str(demo_model), *SMALL]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"> {question}\nThe capital of France is Paris.\n\n> What is 2 + 3?\n2 + 3 = 5\n\n"
+    assert "2/2" in err and "tokens/s]" in err
+
+
+def test_the_demo_model_talks_and_its_prefix_cache_works(demo_model, capsys, monkeypatch):
+    type_lines(monkeypatch, "What is the capital of France? Answer briefly.", "And of Italy?")
+    assert cli.main(["chat", "--model", str(demo_model), *SMALL]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("The capital of France is Paris.\n")
+    first, second = [line for line in err.splitlines() if "of them cached" in line]
+    assert "40 prompt tokens, 0 of them cached" in first
+    assert "48 of them cached" in second or "32 of them cached" in second

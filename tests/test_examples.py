@@ -1,0 +1,148 @@
+"""The examples are right: beam search as transformers does it, fair queueing and a custom scheduler as they promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import nva
+from examples import test_your_scheduler as scheduler_example
+from examples.beam_search import REQUEST_ID, advance, beam_search, begin
+from examples.compose import fair, serve
+from nva.state.engine import check
+from nva.state.policy import first_come_first_served
+from nva.state.request import request
+from nva.steps.commit import abort
+from nva.testing import Arrive
+from tests.checkpoints import CASES, build
+
+BLOCK_SIZE, N_BLOCKS, MAX_TOKENS = 4, 40, 12
+PROMPTS = [np.random.default_rng(i).integers(0, 97, length).tolist() for i, length in enumerate((1, 7, 8))]
+STOPS = {"one": {2}, "some": {5, 11, 40}, "many": {*range(0, 97, 4)}}
+
+Models = tuple[nva.Engine, PreTrainedModel]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A checkpoint in our engine, whose budget of 6 tokens cuts longer prompts into chunks, and in transformers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = build(CASES[request.param], folder)
+    return nva.load(folder, block_size=BLOCK_SIZE, n_blocks=N_BLOCKS, max_rows=6, max_batched_tokens=6), model
+
+
+def expected(model: PreTrainedModel, prompt: list[int], stop_ids: set[int], **options: Any) -> list[tuple[int, ...]]:
+    """All outputs of transformers' beam search, best first, without what it pads them with."""
+    ids = torch.tensor([prompt])
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": sorted(stop_ids)}
+    found = model.generate(ids, do_sample=False, num_return_sequences=options["num_beams"], **options)
+    outputs = found[:, len(prompt) :].tolist()
+    ends = [next((i for i, token in enumerate(output) if token in stop_ids), len(output)) for output in outputs]
+    return [tuple(output[: end + 1]) for output, end in zip(outputs, ends, strict=True)]
+
+
+def test_beam_search_finds_what_transformers_finds(models: Models) -> None:
+    """All beams, in order, for several widths, penalties and sets of stop ids; some stop, some reach the length."""
+    engine, model = models
+    endings = Counter[bool]()
+    for prompt, stop_ids in zip(PROMPTS, STOPS.values(), strict=True):
+        engine.eos_ids = frozenset(stop_ids)
+        for n_beams in (2, 3, 6):
+            for penalty in (0.0, 1.0, 2.0, -1.0):
+                options = {"num_beams": n_beams, "length_penalty": penalty, "max_new_tokens": MAX_TOKENS}
+                answers = beam_search(engine, prompt, n_beams, MAX_TOKENS, penalty)
+                assert [found.token_ids for found in answers] == expected(model, prompt, stop_ids, **options)
+                endings.update(found.token_ids[-1] in stop_ids for found in answers)
+    assert endings[True]
+    assert endings[False]
+
+
+def test_one_beam_is_greedy(models: Models) -> None:
+    engine, _ = models
+    engine.eos_ids = frozenset({5, 11, 40})
+    for prompt in PROMPTS:
+        (found,) = beam_search(engine, prompt, 1, MAX_TOKENS)
+        (greedy,) = nva.generate(engine, [prompt], nva.SamplingParams(temperature=0, max_tokens=MAX_TOKENS))
+        assert found.token_ids == greedy.token_ids
+
+
+def test_beams_share_blocks_and_return_all(models: Models) -> None:
+    engine, n_beams, prompt = models[0], 6, PROMPTS[2]
+    engine.eos_ids = frozenset()
+    search, seen = begin(engine, prompt, n_beams, MAX_TOKENS), list[tuple[int, int]]()
+    while not search.is_over:
+        search = advance(engine, search)
+        check(engine.state)
+        rows, counts = engine.state.rows, engine.state.blocks.ref_counts
+        if rows.is_running.sum() == n_beams:
+            assert (counts == n_beams).sum() >= len(prompt) // BLOCK_SIZE
+            seen.append((int((counts > 0).sum()), int(rows.n_blocks[rows.is_running].sum())))
+    assert len(seen) == MAX_TOKENS - 1  # at the last token the rows end
+    assert all(n_held < n_entries for n_held, n_entries in seen)
+    engine.state, _ = abort(engine.state, [REQUEST_ID])
+    assert engine.state.blocks.n_free == N_BLOCKS
+
+
+def test_beam_search_returns_its_blocks_when_it_fails(models: Models) -> None:
+    engine, forward = models[0], models[0].forward
+
+    def fail_once(*args: Any) -> Any:
+        engine.forward = forward
+        raise RuntimeError("the device failed")
+
+    engine.forward = fail_once
+    with pytest.raises(RuntimeError, match="device failed"):
+        beam_search(engine, PROMPTS[0], 2, MAX_TOKENS)
+    assert engine.state.blocks.n_free == N_BLOCKS
+    assert beam_search(engine, PROMPTS[0], 2, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("n_beams", [0, 7])
+def test_beams_that_do_not_fit_are_refused(models: Models, n_beams: int) -> None:
+    with pytest.raises(ValueError, match=f"{n_beams} beams need"):
+        beam_search(models[0], PROMPTS[0], n_beams)
+
+
+def test_fair_queueing_serves_a_light_user_early_and_changes_no_token(models: Models) -> None:
+    engine, _ = models
+    ids = ["ann/0", "ann/1", "ann/2", "ann/3", "ann/4", "ann/5", "ann/6", "bob/0"]
+    requests = [request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6)) for i, id_ in enumerate(ids)]
+    runs = {policy.name: serve(engine, policy, requests) for policy in (first_come_first_served, fair)}
+    finished = {name: [found for output in outputs for found in output.finished] for name, outputs in runs.items()}
+    tokens = {name: {found.request.id: found.token_ids for found in order} for name, order in finished.items()}
+    assert tokens["fcfs"] == tokens["fair"]
+    order = {name: [found.request.id for found in found] for name, found in finished.items()}
+    assert order["fcfs"].index("bob/0") >= 6
+    assert order["fair"].index("bob/0") < 6
+
+
+@pytest.mark.parametrize(("prefix_caching", "law"), [(False, "slots that nobody wrote"), (True, "key identity")])
+def test_the_laws_tell_a_right_scheduler_from_a_wrong_one(prefix_caching: bool, law: str) -> None:
+    """The case that the example shrinks to: a prompt's first chunk goes with another request's last."""
+    size = nva.Limits(
+        vocab_size=7,
+        max_model_len=4,
+        n_blocks=4,
+        block_size=1,
+        max_rows=2,
+        max_batched_tokens=2,
+        prefix_caching=prefix_caching,
+    )
+    params = nva.SamplingParams(temperature=0, max_tokens=1)
+    case = size, [Arrive((request(0, [0], params),)), Arrive((request(1, [1, 0], params),))]
+    assert law in (scheduler_example.broken_law(case, scheduler_example.cross_out) or "")
+    assert scheduler_example.broken_law(case, scheduler_example.hold_back) is None
+
+
+@pytest.mark.slow
+def test_the_scheduler_example_shrinks_to_two_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    scheduler_example.main()
+    shown = capsys.readouterr().out
+    assert shown.count("arrive") == 2
+    assert "slots that nobody wrote" in shown
+    assert "hold_back: every law holds" in shown

@@ -1,0 +1,349 @@
+"""The user's calls on a tiny random model with a real tokenizer: what comes back, in what order, what is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import nva
+from nva.load import demo_folder
+from nva.state.engine import is_busy
+from nva.testing.laws import snapshot
+
+GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
+SIZES = {"dtype": "float32", "n_blocks": 64, "block_size": 4, "max_model_len": 256, "max_rows": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random Llama with the demo model's vocabulary and tokenizer."""
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(demo_folder() / name, path / name)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder) -> nva.Engine:
+    return nva.load(folder, **SIZES)
+
+
+@pytest.fixture
+def engine(loaded):
+    """The engine, idle before and after."""
+    yield loaded
+    assert not is_busy(loaded.state)
+    assert loaded.state.blocks.n_free == loaded.state.limits.n_blocks
+    assert not loaded.transcripts
+
+
+def hf_logits(folder: Path, ids: list[int]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def test_run_is_load_and_generate(folder, engine) -> None:
+    prompts = ["Hello", [1, 2, 3], MESSAGES]
+    answers = nva.run(prompts, GREEDY, model=folder, **SIZES)
+    assert answers == nva.generate(engine, prompts, GREEDY)
+    assert [answer.index for answer in answers] == [0, 1, 2]
+    assert answers[1].prompt_token_ids == (1, 2, 3)
+    assert answers[1].n_prompt_tokens == 3
+    assert all(len(answer.token_ids) == 12 for answer in answers)
+    assert all(answer.finish_reason == "length" and answer.stopped_by is None for answer in answers)
+    assert answers[0].text == engine.tokenizer.decode(answers[0].token_ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("prompt", ["Hello", [5, 6, 7], MESSAGES])
+def test_a_single_prompt_is_a_list_of_one(engine, prompt) -> None:
+    assert nva.generate(engine, prompt, GREEDY) == nva.generate(engine, [prompt], GREEDY)
+
+
+def test_no_prompts_no_answers(engine) -> None:
+    assert nva.generate(engine, [], GREEDY) == []
+
+
+def test_messages_begin_with_one_bos(engine) -> None:
+    (answer,) = nva.generate(engine, MESSAGES, GREEDY)
+    text = engine.tokenizer.apply_chat_template(MESSAGES["messages"], add_generation_prompt=True, tokenize=False)
+    assert engine.tokenizer.decode(answer.prompt_token_ids) == text
+
+
+def test_params_are_one_for_all_or_one_each(engine) -> None:
+    each = [nva.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
+    answers = nva.generate(engine, ["a", "b"], each)
+    assert [len(answer.token_ids) for answer in answers] == [1, 5]
+    with pytest.raises(ValueError, match="2 prompts came with 1 params; give one record, or one per prompt"):
+        nva.generate(engine, ["a", "b"], each[:1])
+
+
+def test_samples_are_answers_of_one_prompt(engine) -> None:
+    params = nva.SamplingParams(n=3, seed=7, max_tokens=8, ignore_eos=True)
+    (answer,) = nva.generate(engine, "Once", params)
+    assert len(answer.samples) == 3
+    assert len({sample.token_ids for sample in answer.samples}) == 3
+    assert answer.text == answer.samples[0].text
+    (alone,) = nva.generate(engine, "Once", nva.SamplingParams(n=1, seed=7, max_tokens=8, ignore_eos=True))
+    assert alone.token_ids == answer.samples[0].token_ids
+
+
+def test_a_seed_repeats_and_no_seed_varies(engine) -> None:
+    seeded = nva.SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
+    free = nva.SamplingParams(max_tokens=8, ignore_eos=True)
+    first, second = nva.generate(engine, ["x", "x"], seeded)
+    assert first.token_ids == second.token_ids
+    first, second = nva.generate(engine, ["x", "x"], free)
+    assert first.token_ids != second.token_ids
+
+
+def test_logprobs_are_those_of_the_model(engine, folder) -> None:
+    params = nva.SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    prompt = [10, 20, 30, 40, 50]
+    (answer,) = nva.generate(engine, prompt, params)
+    ids = [*prompt, *answer.token_ids]
+    expected = hf_logits(folder, ids).log_softmax(-1)
+    assert answer.prompt_logprobs[0] is None
+    entries = [*answer.prompt_logprobs[1:], *answer.logprobs]
+    assert [entry.token for entry in entries] == ids[1:]
+    for position, entry in enumerate(entries):
+        assert entry.logprob == pytest.approx(expected[position, entry.token].item(), abs=1e-4)
+        assert entry.rank == 1 + int((expected[position] > expected[position, entry.token]).sum())
+        top = expected[position].topk(len(entry.top))
+        assert [token for token, _ in entry.top] == top.indices.tolist()
+    assert [len(entry.top) for entry in entries] == [1] * 4 + [2] * 3
+
+
+def test_a_stop_token_ends_the_text_before_it(engine) -> None:
+    (whole,) = nva.generate(engine, "Hello", GREEDY)
+    stop_id = whole.token_ids[4]
+    first = whole.token_ids.index(stop_id)
+    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop_id])
+    (answer,) = nva.generate(engine, "Hello", params)
+    assert answer.token_ids == whole.token_ids[: first + 1]
+    assert (answer.finish_reason, answer.stopped_by) == ("stop", stop_id)
+    assert answer.text == engine.tokenizer.decode(whole.token_ids[:first])
+
+
+def test_min_tokens_forbids_the_stop_until_then(engine) -> None:
+    (whole,) = nva.generate(engine, "Hello", GREEDY)
+    stop = list(set(whole.token_ids))
+    params = nva.SamplingParams(temperature=0, max_tokens=12, min_tokens=5, ignore_eos=True, stop_token_ids=stop)
+    (answer,) = nva.generate(engine, "Hello", params)
+    assert len(answer.token_ids) > 5
+    assert not set(answer.token_ids[:5]) & set(stop)
+
+
+def test_a_stop_string_ends_the_text_and_never_shows(engine) -> None:
+    (whole,) = nva.generate(engine, "Hello", GREEDY)
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
+    events = list(nva.stream(engine, "Hello", params))
+    answer = events[-1]
+    assert (answer.finish_reason, answer.stopped_by) == ("stop", stop)
+    assert answer.text == whole.text[: whole.text.index(stop)]
+    assert "".join(event.text for event in events[:-1]) == answer.text
+
+
+def test_streamed_pieces_join_to_the_answer(engine) -> None:
+    params = nva.SamplingParams(n=2, seed=1, max_tokens=20)
+    texts: dict[tuple[int, int], str] = {}
+    ids: dict[tuple[int, int], tuple[int, ...]] = {}
+    answers = []
+    for event in nva.stream(engine, ["One", "Two", "Three"], params):
+        if isinstance(event, nva.Completion):
+            answers.append(event)
+        else:
+            key = (event.index, event.sample)
+            texts[key] = texts.get(key, "") + event.text
+            ids[key] = ids.get(key, ()) + event.token_ids
+    assert sorted(answer.index for answer in answers) == [0, 1, 2]
+    for answer in answers:
+        for number, sample in enumerate(answer.samples):
+            assert texts[answer.index, number] == sample.text
+            assert ids[answer.index, number] == sample.token_ids
+
+
+def test_an_abandoned_stream_returns_its_blocks(engine) -> None:
+    events = nva.stream(engine, ["One", "Two"], nva.SamplingParams(max_tokens=50, ignore_eos=True))
+    next(events)
+    assert is_busy(engine.state)
+    events.close()
+    assert not is_busy(engine.state)
+    del events
+    unread = nva.stream(engine, "Three", GREEDY)
+    assert not is_busy(engine.state)
+    unread.close()
+
+
+def test_two_streams_read_in_turn_answer_as_alone(engine) -> None:
+    alone = [nva.generate(engine, prompt, GREEDY)[0] for prompt in ("First", "Second")]
+    streams = [nva.stream(engine, prompt, GREEDY) for prompt in ("First", "Second")]
+    found = [[], []]
+    for _ in range(40):
+        for number, stream in enumerate(streams):
+            found[number] += [event for event in [next(stream, None)] if isinstance(event, nva.Completion)]
+    assert [answers[0].token_ids for answers in found] == [answer.token_ids for answer in alone]
+
+
+def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) -> None:
+    expected = nva.generate(engine, "Hello", GREEDY)
+    forward, calls = engine.forward, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return forward(*args)
+
+    monkeypatch.setattr(engine, "forward", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        nva.generate(engine, "Hello", GREEDY)
+    assert not is_busy(engine.state)
+    assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected[0].token_ids
+
+
+def test_a_row_of_nan_logits_ends_alone(engine, monkeypatch) -> None:
+    expected = nva.generate(engine, ["Good", "Fine"], GREEDY)
+    forward, steps = engine.forward, []
+
+    def spoiled(params, kv, batch):
+        logits, kv = forward(params, kv, batch)
+        steps.append(batch)
+        if len(steps) == 4:
+            logits = logits.clone()
+            logits[1] = float("nan")
+        return logits, kv
+
+    monkeypatch.setattr(engine, "forward", spoiled)
+    answers = nva.generate(engine, ["Good", "Bad", "Fine"], GREEDY)
+    assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
+    assert [answers[0].token_ids, answers[2].token_ids] == [answer.token_ids for answer in expected]
+    assert len(answers[1].token_ids) == 3
+
+
+def test_the_second_of_equal_prompts_is_cached(engine) -> None:
+    prompt = list(range(100, 150))
+    first = nva.generate(engine, prompt, GREEDY)[0]
+    second = nva.generate(engine, prompt, GREEDY)[0]
+    assert second.token_ids == first.token_ids
+    assert second.n_cached_tokens == 48  # of 50: whole blocks of 4, and not the last token
+
+
+BAD_PROMPTS = {
+    "empty text": ("", "prompt 1: the prompt is empty"),
+    "no ids": ([], "empty"),
+    "beyond the vocabulary": ([1, 49152], r"token id 49152; the vocabulary is \[0, 49152\)"),
+    "negative": ([1, -1], "-1"),
+    "too long for the model": ([1] * 256, "the prompt has 256 tokens; at most 255 leave room"),
+    "not whole": ([1, 2.5], "2.5"),
+    "bytes": (b"abc", "give a str, a list of token ids"),
+    "unknown key": ({"prompt": "x"}, "messages"),
+    "no messages": ({"messages": []}, "messages"),
+}
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
+def test_a_bad_prompt_queues_nothing(engine, prompt, message) -> None:
+    before = snapshot(engine.state)
+    with pytest.raises(ValueError, match=message):
+        nva.generate(engine, ["good", prompt, "good"], GREEDY)
+    assert snapshot(engine.state) == before
+    assert len(nva.generate(engine, "good", GREEDY)) == 1
+
+
+def test_a_prompt_beyond_the_pool_refused_and_a_long_answer_ends_there(folder) -> None:
+    engine = nva.load(folder, dtype="float32", n_blocks=4, block_size=4)
+    with pytest.raises(ValueError, match="at most 16 leave room for an answer .*4 blocks of 4 tokens"):
+        nva.generate(engine, [1] * 17, GREEDY)
+    (answer,) = nva.generate(engine, [1] * 10, nva.SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    assert (answer.finish_reason, len(answer.token_ids)) == ("length", 7)
+
+
+def test_more_samples_than_rows_are_refused(engine) -> None:
+    with pytest.raises(ValueError, match="n is 9; at most max_rows, 8, run together"):
+        nva.generate(engine, "x", nva.SamplingParams(n=9))
+
+
+def test_without_a_tokenizer_ids_still_work(folder, tmp_path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folder / name, tmp_path / name)
+    engine = nva.load(tmp_path, **SIZES)
+    (answer,) = nva.generate(engine, [5, 6, 7], GREEDY)
+    assert (answer.text, len(answer.token_ids)) == ("", 12)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        nva.generate(engine, "text", GREEDY)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        nva.generate(engine, [5], nva.SamplingParams(stop="x"))
+
+
+def test_unset_parameters_take_the_generation_config(folder, tmp_path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": false, "max_new_tokens": 3, "eos_token_id": [7, 8]}'
+    )
+    engine = nva.load(tmp_path, **SIZES)
+    assert engine.eos_ids == {2, 7, 8}
+    (answer,) = nva.generate(engine, "Hello", nva.SamplingParams(ignore_eos=True))
+    (greedy,) = nva.generate(engine, "Hello", GREEDY)
+    assert answer.token_ids == greedy.token_ids[:3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seqs": 4}, "load.. has no 'max_num_seqs'; did you mean max_rows"),
+        ({"blocksize": 4}, "did you mean block_size"),
+        ({"dtype": "int8"}, "int8"),
+        ({"device": "tpu"}, "tpu|device"),
+        ({"policy": "random"}, "choose one of fcfs, priority, shortest"),
+        ({"max_model_len": 4096}, "positions reach 256"),
+        ({"n_blocks": 4, "cache_memory": "1MiB"}, "give one of them"),
+        ({"cache_memory": "lots"}, "lots"),
+        ({"cache_memory": 10}, "holds no block"),
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"prefix_caching": "yes"}, "prefix_caching"),
+    ],
+)
+def test_bad_options_are_refused(folder, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        nva.load(folder, **options)
+
+
+def test_a_name_that_is_no_model_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="there is no folder"):
+        nva.load(tmp_path / "absent")
+    with pytest.raises(ValueError, match="no config.json"):
+        nva.load(tmp_path)
+    with pytest.raises(ValueError, match="the hub can't give"):
+        nva.load("someone/a-model-that-is-not-here")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
+def test_policies_order_the_answers_but_not_their_text(folder, policy, engine) -> None:
+    one_row = nva.load(folder, **SIZES | {"max_rows": 1}, policy=policy)
+    prompts = ["Long " * 9, "Mid " * 4, "x"]
+    params = [nva.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, priority=p) for p in (2, 0, 1)]
+    finished = [e.index for e in nva.stream(one_row, prompts, params) if isinstance(e, nva.Completion)]
+    assert finished == {"fcfs": [0, 1, 2], "priority": [1, 2, 0], "shortest": [2, 1, 0]}[policy]
+    texts = [answer.text for answer in nva.generate(one_row, prompts, params)]
+    assert texts == [answer.text for answer in nva.generate(engine, prompts, params)]
