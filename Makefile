@@ -29,7 +29,7 @@ demo: model
 	$(BIN)/nva run --max-tokens 64 --temperature 0 \
 	  "What is the capital of France? Answer briefly." \
 	  "Write one sentence about the sea." \
-	  "Name three animals that can fly." \
+	  "Explain in one sentence what a computer does." \
 	  "What is 2 + 3?"
 
 test: model lint

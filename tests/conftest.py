@@ -28,6 +28,8 @@ settings.load_profile(os.environ.get("NVA_HYPOTHESIS") or ("ci" if is_ci else "q
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """Folder of the demo model; a test that needs it fails without it, since a skip would hide that nothing ran."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nva" / "SmolLM2-135M-Instruct"
+    from nva.load import demo_folder  # here, so that torch is not imported for tests that don't need it
+
+    folder = demo_folder()
     assert folder.exists(), f"{folder} is missing; run `make model`"
     return folder

@@ -1,4 +1,4 @@
-"""The command line: flags reach the records, answers reach stdout, mistakes end in one line, chat keeps what was said."""
+"""The command line: flags reach the records, answers stdout; mistakes end in one line; chat keeps what was said."""
 
 import io
 import json
@@ -30,13 +30,8 @@ def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion
 @pytest.fixture
 def calls(monkeypatch):
     """An engine that writes down what it is asked, and answers "Hi."."""
-    asked = SimpleNamespace(
-        engine=SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x")),
-        loads=[],
-        prompts=[],
-        params=None,
-        closed=0,
-    )
+    engine = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x"))
+    asked = SimpleNamespace(engine=engine, loads=[], prompts=[], closed=0)
 
     def load(model, **options):
         asked.loads.append((model, options))
@@ -191,9 +186,10 @@ def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, line):
     assert MISTAKES[line] in err
 
 
-@pytest.mark.parametrize(
-    "line", ["run x --max-token 3", "run x --chat --raw", "walk", "chat --n 2", "chat --logprobs 1"]
-)
+UNKNOWN = ["run x --max-token 3", "run x --chat --raw", "walk", "chat --n 2", "chat --logprobs 1"]
+
+
+@pytest.mark.parametrize("line", UNKNOWN)
 def test_an_unknown_flag_is_refused(calls, capsys, line):
     with pytest.raises(SystemExit, match="2"):
         cli.main(line.split())
@@ -247,7 +243,7 @@ def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
     monkeypatch.setattr(cli, "stream", interrupted)
     type_lines(monkeypatch, "one", KeyboardInterrupt, "two")
     assert cli.main(["chat"]) == 0
-    assert contents(calls.prompts[1])[1] in ("Hi", "Hi.")
+    assert contents(calls.prompts[1]) == ["one", "Hi.", "two"]
     assert "cut short" in capsys.readouterr().err
     assert calls.closed == 2
     assert signal.getsignal(signal.SIGINT) is handler
@@ -296,4 +292,4 @@ def test_the_demo_model_talks_and_its_prefix_cache_works(demo_model, capsys, mon
     assert out.startswith("The capital of France is Paris.\n")
     first, second = [line for line in err.splitlines() if "of them cached" in line]
     assert "40 prompt tokens, 0 of them cached" in first
-    assert "48 of them cached" in second or "32 of them cached" in second
+    assert "32 of them cached" in second  # of 40 asked and 7 answered, two whole blocks of 16

@@ -1,8 +1,10 @@
-"""The examples are right: beam search as transformers does it, fair queueing and a custom scheduler as they promise."""
+"""The examples are right: beam search as in transformers, policy and scheduler as they promise, the tour as printed."""
 
 from __future__ import annotations
 
+import doctest
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,3 +148,11 @@ def test_the_scheduler_example_shrinks_to_two_requests(capsys: pytest.CaptureFix
     assert shown.count("arrive") == 2
     assert "slots that nobody wrote" in shown
     assert "hold_back: every law holds" in shown
+
+
+@pytest.mark.slow
+def test_the_tour_prints_what_it_says(demo_model: Path) -> None:
+    assert demo_model.is_dir()
+    results = doctest.testfile(str(Path(__file__).parents[1] / "docs/tour.md"), module_relative=False)
+    assert results.attempted > 30
+    assert results.failed == 0

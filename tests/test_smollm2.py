@@ -12,6 +12,7 @@ import nva
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
 from nva.load import demo_folder
+from nva.state.blocks import free_ids
 from nva.state.engine import check, empty
 
 pytestmark = pytest.mark.slow
@@ -151,10 +152,10 @@ def test_poisoned_free_blocks_change_nothing(engine, expected, monkeypatch) -> N
 
     def spoiling(params, kv, batch):
         blocks = poisoned.state.blocks
-        lost = (blocks.ref_counts == 0) & (blocks.chains == 0)
+        lost = [block for block in free_ids(blocks) if block not in blocks.keys]
         for cache in kv.layers:
             for tensor in cache:
-                tensor[torch.from_numpy(lost)] = float("nan")
+                tensor[lost] = float("nan")
         return forward(params, kv, batch)
 
     monkeypatch.setattr(poisoned, "forward", torch.inference_mode()(spoiling))

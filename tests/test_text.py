@@ -6,7 +6,7 @@ import re
 import attrs
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
@@ -80,6 +80,7 @@ def tidy_tokenizer() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte level": byte_tokenizer(), "tidy": tidy_tokenizer()}
 TOKENIZERS |= {name: word_tokenizer(decoder) for name, decoder in DECODERS.items()}
 any_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+fewer = settings(max_examples=settings.default.max_examples // 8 + 20)  # for each of eight tokenizers
 
 
 def ids_of(tokenizer, *, beyond: int = 3) -> st.SearchStrategy[list[int]]:
@@ -112,11 +113,13 @@ def check_detokenizer(tokenizer, detok: Detokenizer, ids: list[int], data: st.Da
 
 
 @any_tokenizer
+@fewer
 @given(data=st.data())
 def test_increments_join_to_the_full_decode(tokenizer, data):
     check_detokenizer(tokenizer, detokenizer(tokenizer), data.draw(ids_of(tokenizer)), data)
 
 
+@fewer
 @given(data=st.data())
 def test_increments_join_to_the_full_decode_of_the_demo_model(demo_detokenizer, data):
     tokenizer, detok = demo_detokenizer
@@ -124,6 +127,7 @@ def test_increments_join_to_the_full_decode_of_the_demo_model(demo_detokenizer, 
     check_detokenizer(tokenizer, detok, ids, data)
 
 
+@fewer
 @given(text=st.text(), data=st.data())
 def test_real_text_comes_back(demo_detokenizer, text, data):
     tokenizer, detok = demo_detokenizer
@@ -218,6 +222,7 @@ def test_only_what_could_become_a_stop_is_held(text, stops):
 
 
 @any_tokenizer
+@fewer
 @given(data=st.data())
 def test_a_stream_is_the_full_decode_cut_at_the_stop(tokenizer, data):
     ids = data.draw(ids_of(tokenizer))

@@ -7,6 +7,8 @@ Read next: kernels/__init__.py for the contract, models/decoder.py for the order
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 import numpy as np
 import torch
@@ -94,7 +96,7 @@ class Group:
     """
 
     queries: Tensor  # [G, S] int64, where the queries lie among the packed tokens
-    vectors: Tensor  # [G * Nk * C] int64, where the keys and values lie in a cache seen as [n_ids * block_size * Nk, D]
+    vectors: Tensor  # [G, Nk, C] int64, where keys and values lie in a cache seen as [n_ids * block_size * Nk, D]
     n_padding: Tensor  # [G] columns before the first token
 
 
@@ -128,17 +130,14 @@ def _similar_rows(n_queries: np.ndarray, context_lens: np.ndarray, max_tokens: i
 def _group(rows: list[int], n_queries: int, host: Layout, on_device: Layout, k_cache: Tensor) -> Group:
     _, block_size, n_kv_heads, _ = k_cache.shape
     n_columns = int(host.context_lens[rows].max())
-    ids, columns, heads, steps = (
-        torch.as_tensor(values, device=k_cache.device)
-        for values in (rows, np.arange(n_columns), np.arange(n_kv_heads), np.arange(n_queries))
-    )
+    ids, arange = torch.tensor(rows, device=k_cache.device), functools.partial(torch.arange, device=k_cache.device)
     n_padding = n_columns - on_device.context_lens[ids].long()
-    positions = (columns - n_padding[:, None]).clamp(min=0)
+    positions = (arange(n_columns) - n_padding[:, None]).clamp(min=0)
     blocks = on_device.block_tables[ids].long().gather(1, positions // block_size)
     slots = blocks * block_size + positions % block_size
     return Group(
-        queries=on_device.query_ends[ids].long()[:, None] - n_queries + steps,
-        vectors=(slots[:, None] * n_kv_heads + heads[:, None]).flatten(),
+        queries=on_device.query_ends[ids].long()[:, None] - n_queries + arange(n_queries),
+        vectors=slots[:, None] * n_kv_heads + arange(n_kv_heads)[:, None],
         n_padding=n_padding,
     )
 
@@ -152,27 +151,36 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, Nq, D] -> [T, Nq, D], group by group; the queries of a group in slices whose scores fit _SCORE_BYTES."""
+    """q [T, Nq, D] -> [T, Nq, D], group by group; a group's keys and values are held whole, its scores in slices."""
     out = torch.empty_like(q)
     for group in inputs:
-        k, v = _gather(k_cache, group), _gather(v_cache, group)
-        n_queries, n_columns = group.queries.shape[1], k.shape[2]
-        step = max(1, _SCORE_BYTES // (4 * len(group.queries) * q.shape[1] * n_columns))
-        for start in range(0, n_queries, step):
-            queries = group.queries[:, start : start + step]
-            last = n_columns - n_queries + start + queries.shape[1]  # the slice's last query sees columns [first, last)
-            first = 0 if window is None else max(0, last - queries.shape[1] - window + 1)
-            visible = _visible(group.n_padding - first, queries.shape[1], last - first, window)
-            seen = slice(first, last)
+        n_unseen = _first_seen(group.queries.shape[1], group.vectors.shape[2], window)
+        vectors, n_padding = group.vectors[..., n_unseen:], group.n_padding - n_unseen
+        k, v = _gather(k_cache, vectors), _gather(v_cache, vectors)
+        for queries, seen in _slices(group.queries, k.shape[2], q.shape[1], window):
+            visible = _visible(n_padding - seen.start, queries.shape[1], seen.stop - seen.start, window)
             out[queries] = _attend(q[queries].float() * scale, k[:, :, seen], v[:, :, seen], visible, sinks).to(q.dtype)
     return out
 
 
-def _gather(cache: Tensor, group: Group) -> Tensor:
-    """The group's keys or values, [G, Nk, C, D] float32: head by head, so that the products read them in order."""
-    *_, n_kv_heads, head_dim = cache.shape
-    vectors = cache.view(-1, head_dim).index_select(0, group.vectors)
-    return vectors.view(len(group.queries), n_kv_heads, -1, head_dim).float()
+def _first_seen(n_queries: int, n_columns: int, window: int | None) -> int:
+    """The first column that any of n_queries sees, when the last of them stands at the last of n_columns."""
+    return 0 if window is None else max(0, n_columns - n_queries - window + 1)
+
+
+def _slices(queries: Tensor, n_columns: int, n_heads: int, window: int | None) -> list[tuple[Tensor, slice]]:
+    """Queries [G, S] in slices whose scores fit _SCORE_BYTES, each with the columns it sees."""
+    n_rows, n_queries = queries.shape
+    slices, end = [], n_columns - n_queries
+    for part in queries.split(max(1, _SCORE_BYTES // (4 * n_rows * n_heads * n_columns)), dim=1):
+        end += part.shape[1]
+        slices.append((part, slice(_first_seen(part.shape[1], end, window), end)))
+    return slices
+
+
+def _gather(cache: Tensor, vectors: Tensor) -> Tensor:
+    """Keys or values [G, Nk, C, D] float32: head by head, so that the products read them in order."""
+    return cache.view(-1, cache.shape[-1]).index_select(0, vectors.flatten()).view(*vectors.shape, -1).float()
 
 
 def _visible(n_padding: Tensor, n_queries: int, n_columns: int, window: int | None) -> Tensor:

@@ -203,7 +203,7 @@ def _harmless_shapes(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, 
     shapes = {
         name.format(layer=layer): (rope.dim // 2,)
         for name in weights.rope_buffers
-        for layer, rope in enumerate(spec.ropes)
+        for layer, rope in enumerate(spec.ropes[i] for i in spec.rope_ids)
     }
     return shapes | {head: (spec.vocab_size, spec.hidden_size) for head in weights.names["head"] if spec.tied_head}
 

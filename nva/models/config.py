@@ -32,20 +32,30 @@ def size(config: Config, name: str) -> int:
     return found
 
 
+_REFUSED = (  # settings that change what attention or the logits are, and that no family here knows
+    "attn_logit_softcapping",
+    "dual_chunk_attention_config",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "rope_interleaved",
+)
+
+
 def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
     """The spec of a Llama-like config; a family gives the fields in which it differs.
 
     Layers see `window` positions, but for the first n_unwindowed, unless the config's `layer_types` say otherwise.
     Raises ValueError for settings that are missing, unknown or at odds.
     """
-    _check_activation(config)
+    _check_settings(config)
     n_layers, n_heads = size(config, "num_hidden_layers"), size(config, "num_attention_heads")
     max_position, hidden_size = size(config, "max_position_embeddings"), size(config, "hidden_size")
     head_dim = config.get("head_dim") or hidden_size // n_heads
     kinds = _layer_kinds(config, [FULL if window is None or i < n_unwindowed else SLIDING for i in range(n_layers)])
     if SLIDING in kinds and window is None:
         raise ValueError(f"{_architecture(config)} has {SLIDING} layers, but config.json sets no sliding window")
-    ropes = {kind: read_rope(config, head_dim, kind) for kind in set(kinds)}
+    layer_ropes = [read_rope(config, head_dim, kind) for kind in kinds]
+    ropes = tuple(dict.fromkeys(layer_ropes))
     fields = {
         "vocab_size": required(config, "vocab_size"),
         "hidden_size": hidden_size,
@@ -56,7 +66,8 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
         "intermediate_size": required(config, "intermediate_size"),
         "max_position": max_position,
         "norm_eps": required(config, "rms_norm_eps"),
-        "ropes": tuple(ropes[kind] for kind in kinds),
+        "ropes": ropes,
+        "rope_ids": tuple(ropes.index(rope) for rope in layer_ropes),
         "windows": tuple(window if kind == SLIDING else None for kind in kinds),
         "tied_head": config.get("tie_word_embeddings", False),
     }
@@ -72,7 +83,10 @@ def _layer_kinds(config: Config, usual: list[str]) -> list[str]:
     return kinds
 
 
-def _check_activation(config: Config) -> None:
+def _check_settings(config: Config) -> None:
+    for name in _REFUSED:
+        if config.get(name):
+            raise ValueError(f"config.json sets {name}, which nva doesn't implement")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not known; known is silu")
 

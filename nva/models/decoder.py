@@ -16,14 +16,14 @@ from torch import Tensor
 
 from nva.kernels import Kernels
 from nva.models.params import Params
-from nva.models.rope import RopeSpec, rope_table
+from nva.models.rope import rope_table
 from nva.models.spec import ModelSpec
 
 Cache = tuple[Tensor, Tensor]
 """Keys and values of one layer, [n_ids, block_size, n_kv_heads, head_dim] each."""
 
-RopeTables = dict[RopeSpec, Cache]
-"""(cos, sin) over all positions for each distinct rope of a model."""
+Turns = tuple[tuple[Tensor, Tensor], ...]
+"""(cos, sin) for each rope of a model: over all positions, [max_model_len, dim / 2], or at T tokens, [T, dim]."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,13 +35,13 @@ class Inputs:
     slots: Tensor  # [T] int32
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
-    rope_tables: RopeTables
+    rope_tables: Turns
 
 
-def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> RopeTables:
-    """The tables of every distinct rope, each [max_model_len, dim / 2] float32."""
-    tables = {rope: rope_table(rope, max_model_len) for rope in dict.fromkeys(spec.ropes)}
-    return {rope: (cos.to(device), sin.to(device)) for rope, (cos, sin) in tables.items()}
+def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Turns:
+    """The table of every rope, float32."""
+    tables = (rope_table(rope, max_model_len) for rope in spec.ropes)
+    return tuple((cos.to(device), sin.to(device)) for cos, sin in tables)
 
 
 def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs) -> Tensor:
@@ -54,7 +54,7 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
     x = kernels.rms_norm(residual, norms[0], spec.norm_eps)
     for i, layer in enumerate(params["layers"]):
-        x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.ropes[i]], spec.windows[i], inputs))
+        x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
         x = _mlp(kernels, layer, x)
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
@@ -65,20 +65,20 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
-def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> dict[RopeSpec, Cache]:
-    """(cos, sin) at the tokens' positions for each distinct rope, [T, dim] in the model's dtype."""
+def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> Turns:
+    """cos and sin at the tokens' positions, in the model's dtype."""
 
     def gather(table: Tensor) -> Tensor:
         return torch.cat([table.index_select(0, inputs.positions)] * 2, dim=-1).to(dtype)
 
-    return {rope: (gather(cos), gather(sin)) for rope, (cos, sin) in inputs.rope_tables.items()}
+    return tuple((gather(cos), gather(sin)) for cos, sin in inputs.rope_tables)
 
 
 class Attend(NamedTuple):
     """What a layer's attention reads beside its parameters."""
 
     cache: Cache
-    turn: Cache  # cos and sin
+    turn: tuple[Tensor, Tensor]  # cos and sin
     window: int | None
     inputs: Inputs
 

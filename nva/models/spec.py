@@ -14,7 +14,7 @@ from nva.state.checks import flag, number, whole
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a model. `windows` and `ropes` have one entry per layer."""
+    """Sizes and switches of a model. `windows` and `rope_ids` have one entry per layer."""
 
     vocab_size: int = attrs.field(validator=whole(1))
     hidden_size: int = attrs.field(validator=whole(1))
@@ -25,7 +25,8 @@ class ModelSpec:
     intermediate_size: int = attrs.field(validator=whole(1))
     max_position: int = attrs.field(validator=whole(1))  # positions that the config declares
     norm_eps: float = attrs.field(validator=number(0))
-    ropes: tuple[RopeSpec, ...]
+    ropes: tuple[RopeSpec, ...]  # the distinct ones
+    rope_ids: tuple[int, ...]  # which of them a layer has
     windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
@@ -40,8 +41,8 @@ class ModelSpec:
     def __attrs_post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly")
-        if not len(self.ropes) == len(self.windows) == self.n_layers:
-            raise ValueError(f"{self.n_layers} layers, but {len(self.ropes)} ropes and {len(self.windows)} windows")
+        if not len(self.rope_ids) == len(self.windows) == self.n_layers:
+            raise ValueError(f"{self.n_layers} layers, but {len(self.rope_ids)} ropes and {len(self.windows)} windows")
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
 

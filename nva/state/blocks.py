@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 from rpds import HashTrieMap
 
-from nva.state.columns import Int, Long, column_field, freeze
+from nva.state.columns import Int, column_field, freeze
 from nva.state.config import Limits
 
 ROOT = 0
@@ -25,6 +25,13 @@ class Key(NamedTuple):
 
     parent: int  # chain of the block before, ROOT for the first
     tokens: bytes  # int32 token ids, block_size of them
+
+
+class Found(NamedTuple):
+    """What the index has under a key."""
+
+    block: int
+    chain: int  # number of the chain that ends in this block; never given twice
 
 
 @attrs.frozen(kw_only=True)
@@ -39,11 +46,10 @@ class Blocks:
     ref_counts: Int = column_field()  # [ids]: block tables that hold the block
     after: Int = column_field()  # [ids + 1]: next in the free queue; meaningless for held blocks
     before: Int = column_field()  # [ids + 1]
-    chains: Long = column_field()  # [ids]: number of the chain that ends in this block, ROOT if it has no key
     n_free: int
-    n_chains: int  # chains numbered so far; numbers are never used twice
-    index: HashTrieMap[Key, int]  # key -> the block found under it
-    keys: HashTrieMap[int, Key]  # block -> its key, the inverse
+    n_chains: int  # chains numbered so far
+    index: HashTrieMap[Key, Found]
+    keys: HashTrieMap[int, Key]  # block -> the key it is found under
 
     @property
     def ring(self) -> int:
@@ -58,9 +64,8 @@ def empty_blocks(limits: Limits) -> Blocks:
     after[ring], before[ring] = np.roll(ring, -1), np.roll(ring, 1)
     return Blocks(
         ref_counts=freeze(np.zeros(n_ids, np.int32)),
-        after=after,
-        before=before,
-        chains=np.zeros(n_ids, np.int64),
+        after=freeze(after),
+        before=freeze(before),
         n_free=limits.n_blocks,
         n_chains=ROOT,
         index=HashTrieMap(),

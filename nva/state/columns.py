@@ -31,9 +31,13 @@ def freeze(values: Column) -> Column:
 
 
 def column_field() -> Any:
-    """An attrs field for a read-only array, compared by value."""
-    field: Any = attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))
-    return field
+    """An attrs field for a column, compared by value; write() and freeze() make it read-only, check() sees to it."""
+    return attrs.field(eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
+
+
+def array_field() -> Any:
+    """An attrs field for an array of a record that is built once a step: made read-only, compared by value."""
+    return attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
 
 
 def write(column: Column, index: Any, values: ArrayLike) -> Column:
@@ -63,6 +67,41 @@ def append_each(
             buffer = copied[index] = buffer[:length]
         buffer.append(token)
     return tuple(copied.get(i, buffer) for i, buffer in enumerate(buffers)) if copied else buffers
+
+
+@attrs.frozen(eq=False)
+class Table:
+    """Append-only rows of ids in one array, [rows, width], on the terms of a token history: an owner knows how many
+    entries of each row are its own, and the newest owner appends in place."""
+
+    ids: Int  # read-only view
+    buffer: Int  # for append_entries and write_entries only, like the next
+    filled: Int  # [rows], entries that the newest owner has
+
+
+def empty_table(n_rows: int, width: int) -> Table:
+    """No row has an entry."""
+    return _table(np.zeros((n_rows, width), np.int32), np.zeros(n_rows, np.int32))
+
+
+def _table(buffer: Int, filled: Int) -> Table:
+    return Table(freeze(buffer.view()), buffer, filled)
+
+
+def append_entries(table: Table, lengths: Int, rows: Int, values: ArrayLike) -> Table:
+    """One more entry for each of these (distinct) rows, whose owner has the first `lengths` [all rows] of each."""
+    if (table.filled[rows] != lengths[rows]).any():
+        table = _table(table.buffer.copy(), lengths.copy())
+    table.buffer[rows, lengths[rows]] = values
+    table.filled[rows] += 1
+    return table
+
+
+def write_entries(table: Table, lengths: Int, index: Any, values: ArrayLike) -> Table:
+    """A copy of the table in which `ids[index] = values`, whose owner then has `lengths` [all rows] entries."""
+    buffer = table.buffer.copy()
+    buffer[index] = values
+    return _table(buffer, lengths.copy())
 
 
 def tokens_between(buffer: Tokens, start: int, end: int) -> Int:

@@ -11,13 +11,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from nva.state.blocks import Blocks, empty_blocks, free_ids
-from nva.state.columns import Tokens
+from nva.state.blocks import ROOT, Blocks, empty_blocks, free_ids
+from nva.state.columns import Int, Tokens
 from nva.state.config import Limits, blocks_for
 from nva.state.errors import InvariantError
 from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Request
-from nva.state.rows import Rows, block_table, empty_rows, history_of, running
+from nva.state.rows import COLUMNS, Rows, block_table, empty_rows, history_of, running
 
 
 @attrs.frozen(kw_only=True)
@@ -73,11 +73,20 @@ def is_busy(state: EngineState) -> bool:
 
 def check(state: EngineState) -> None:
     """Raise InvariantError if a law of the state is broken. Run by tests, and after every step where NVA_CHECK=1."""
+    check_read_only(state)
     check_conservation(state)
     check_index(state.blocks)
     check_rows(state)
     orders = [entry.order for entry in state.waiting]
     _equal("waiting is in order", orders, sorted(orders))
+
+
+def check_read_only(state: EngineState) -> None:
+    """No column can be written in place."""
+    columns: dict[str, Int] = {name: getattr(state.rows, name) for name in COLUMNS}
+    columns |= {name: getattr(state.blocks, name) for name in ("ref_counts", "after", "before")}
+    columns["block_tables"] = state.rows.block_tables.ids
+    _equal("columns are read-only", [name for name, column in columns.items() if column.flags.writeable], [])
 
 
 def check_conservation(state: EngineState) -> None:
@@ -94,11 +103,11 @@ def check_conservation(state: EngineState) -> None:
 
 
 def check_index(blocks: Blocks) -> None:
-    """The prefix index and the blocks' keys are each other's inverse, and every keyed block ends one chain."""
-    _equal("index and keys are inverse", dict(blocks.index.items()), {key: b for b, key in blocks.keys.items()})
-    keyed = np.flatnonzero(blocks.chains)
-    _equal("blocks with a chain are blocks with a key", keyed.tolist(), sorted(blocks.keys))
-    _equal("chains are distinct", len(np.unique(blocks.chains[keyed])), len(keyed))
+    """The prefix index and the blocks' keys are each other's inverse, and every keyed block ends a chain of its own."""
+    found = dict(blocks.index.items())
+    _equal("index and keys are inverse", {found[key].block: key for key in found}, dict(blocks.keys.items()))
+    chains = {entry.chain for entry in found.values()}
+    _equal("chains are distinct and numbered", len(chains - {ROOT}), len(found))
 
 
 def check_rows(state: EngineState) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from nva.state.columns import Column, Float, Int, Long, column_field
+from nva.state.columns import Column, Float, Int, Long, array_field
 from nva.state.request import Finished, Request
 
 
@@ -23,13 +23,13 @@ class Plan:
     from the last logits of the i-th planned row, i = `sample_sources[j]`: n samples of a fresh prompt share one source.
     """
 
-    rows: Int = column_field()  # [B] row ids, decode rows first
-    starts: Int = column_field()  # [B]
-    counts: Int = column_field()  # [B], at least 1
-    sample_rows: Int = column_field()  # [S] row ids
-    sample_sources: Int = column_field()  # [S] indices into rows
-    sample_arrivals: Long = column_field()  # [S] arrival of the sequence, to know it again at commit
-    copies: Int = column_field()  # [C, 2] (from, to) block ids; all are read before any is written
+    rows: Int = array_field()  # [B] row ids, decode rows first
+    starts: Int = array_field()  # [B]
+    counts: Int = array_field()  # [B], at least 1
+    sample_rows: Int = array_field()  # [S] row ids
+    sample_sources: Int = array_field()  # [S] indices into rows
+    sample_arrivals: Long = array_field()  # [S] arrival of the sequence, to know it again at commit
+    copies: Int = array_field()  # [C, 2] (from, to) block ids; all are read before any is written
     preempted: tuple[tuple[int, int], ...] = ()  # (arrival, sample) of rows sent back to wait
     n_hit: int = 0  # tokens found in the prefix cache, a preempted row's own included
 
@@ -45,15 +45,15 @@ class Batch:
     Padding is one dummy row after the real rows, over the scratch blocks, then rows of no tokens with context 1.
     """
 
-    buffer: Int = column_field()  # everything below, contiguous
-    token_ids: Int = column_field()  # [T]
-    positions: Int = column_field()  # [1, T]
-    slots: Int = column_field()  # [T] block * block_size + offset, all distinct
-    block_tables: Int = column_field()  # [B, table_width]
-    query_ends: Int = column_field()  # [B] inclusive running sum of query lengths; the last equals T
-    context_lens: Int = column_field()  # [B] tokens of the row in the cache, this step's included
-    logit_index: Int = column_field()  # [L] which of the T positions produce logits
-    copies: Int = column_field()  # [C, 2] block copies to run first
+    buffer: Int = array_field()  # everything below, contiguous
+    token_ids: Int = array_field()  # [T]
+    positions: Int = array_field()  # [1, T]
+    slots: Int = array_field()  # [T] block * block_size + offset, all distinct
+    block_tables: Int = array_field()  # [B, table_width]
+    query_ends: Int = array_field()  # [B] inclusive running sum of query lengths; the last equals T
+    context_lens: Int = array_field()  # [B] tokens of the row in the cache, this step's included
+    logit_index: Int = array_field()  # [L] which of the T positions produce logits
+    copies: Int = array_field()  # [C, 2] block copies to run first
     n_tokens: int  # real tokens, [n_tokens, T) is padding
     n_rows: int  # real rows
     n_logits: int  # real entries of logit_index
@@ -67,16 +67,16 @@ class Draw:
     `bias[k]` added to its logit; minus infinity bans a token.
     """
 
-    logit_rows: Int = column_field()  # [S] row of the logits
-    params: Column = column_field()  # [S] SAMPLING
-    samples: Int = column_field()  # [S] sample index
-    positions: Int = column_field()  # [S] position in the sequence of the token to draw
+    logit_rows: Int = array_field()  # [S] row of the logits
+    params: Column = array_field()  # [S] SAMPLING
+    samples: Int = array_field()  # [S] sample index
+    positions: Int = array_field()  # [S] position in the sequence of the token to draw
     penalized: tuple[tuple[int, Int, int], ...]
-    bias_at: Int = column_field()  # [K, 2]
-    bias: Float = column_field()  # [K]
-    n_logprobs: Int = column_field()  # [S] likeliest tokens to report; NO_LOGPROBS for none and not the chosen either
-    score_rows: Int = column_field()  # [Q] rows of the logits that predict prompt tokens
-    score_tokens: Int = column_field()  # [Q] the prompt tokens
+    bias_at: Int = array_field()  # [K, 2]
+    bias: Float = array_field()  # [K]
+    n_logprobs: Int = array_field()  # [S] likeliest tokens to report; NO_LOGPROBS for none and not the chosen either
+    score_rows: Int = array_field()  # [Q] rows of the logits that predict prompt tokens
+    score_tokens: Int = array_field()  # [Q] the prompt tokens
     n_score_logprobs: int  # likeliest tokens to report for each, the most that any of these prompts asks
 
 
@@ -84,18 +84,18 @@ class Draw:
 class Logprobs:
     """Log-probabilities of N chosen tokens and of the K likeliest, of the model's distribution before any change."""
 
-    chosen: Float = column_field()  # [N] float32
-    ranks: Int = column_field()  # [N] 1 for the likeliest
-    top_tokens: Int = column_field()  # [N, K]
-    top: Float = column_field()  # [N, K] float32, descending
+    chosen: Float = array_field()  # [N] float32
+    ranks: Int = array_field()  # [N] 1 for the likeliest
+    top_tokens: Int = array_field()  # [N, K]
+    top: Float = array_field()  # [N, K] float32, descending
 
 
 @attrs.frozen(kw_only=True)
 class Sampled:
     """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over all Q)."""
 
-    tokens: Int = column_field()  # [S]
-    is_finite: Column = column_field()  # [S] bool: False where the logits were NaN or all infinite
+    tokens: Int = array_field()  # [S]
+    is_finite: Column = array_field()  # [S] bool: False where the logits were NaN or all infinite
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None
 
@@ -115,8 +115,8 @@ class Output:
     """What a step brought: a token for each of S samples, prompt scores, and the samples that ended."""
 
     requests: Sequence[Request]  # [S]
-    samples: Int = column_field()  # [S]
-    tokens: Int = column_field()  # [S]
+    samples: Int = array_field()  # [S]
+    tokens: Int = array_field()  # [S]
     logprobs: Sequence[TokenLogprobs | None]  # [S]
     scores: Sequence[tuple[Request, int, TokenLogprobs]] = ()  # (request, position, log-probs), ascending positions
     finished: Sequence[Finished] = ()

@@ -15,7 +15,7 @@ import numpy as np
 from attrs.validators import optional
 
 from nva.state.checks import flag, number, whole
-from nva.state.columns import Column, Int, column_field
+from nva.state.columns import Column, Int, array_field
 from nva.state.errors import check_names
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -149,7 +149,7 @@ class Request:
     """
 
     id: int | str
-    prompt: Int = column_field()  # [n_prompt] int32
+    prompt: Int = array_field()  # [n_prompt] int32
     params: SamplingParams = attrs.field()
     stop_ids: frozenset[int] = frozenset()
 

@@ -18,8 +18,10 @@ from nva.state.columns import (
     Float,
     Int,
     Long,
+    Table,
     Tokens,
     column_field,
+    empty_table,
     freeze,
     history,
     tokens_between,
@@ -45,33 +47,33 @@ class Rows:
     n_known: Int = column_field()
     n_tokens: Int = column_field()
     max_len: Int = column_field()
+    newest: Int = column_field()  # the last known token
     n_cached: Int = column_field()  # prompt tokens taken from the prefix cache at first admission
     n_blocks: Int = column_field()  # entries of the block table in use
-    block_tables: Int = column_field()  # [rows, table_width] block ids
+    block_tables: Table = attrs.field(eq=False)  # [rows, table_width]; the first n_blocks ids of each are this state's
     n_published: Int = column_field()  # leading blocks that have passed through the prefix index
     chain: Long = column_field()  # chain of the last of them
     sampling: Column = column_field()  # SAMPLING
 
 
-ROW_TUPLES = ("requests", "histories")
-"""The fields of Rows that are tuples of objects; all others are columns."""
+COLUMNS = tuple(name for name in attrs.fields_dict(Rows) if name not in ("requests", "histories", "block_tables"))
+"""The fields of Rows that are plain columns."""
 
 
 def empty_rows(limits: Limits) -> Rows:
     """No row running."""
     n = limits.max_rows
-    ints = ["sample", "n_samples", "n_prompt", "n_computed", "n_known", "n_tokens", "max_len", "n_cached", "n_blocks"]
+    ints = ("sample", "n_samples", "n_prompt", "n_computed", "n_known", "n_tokens", "max_len", "newest", "n_cached")
     return Rows(
         is_running=freeze(np.zeros(n, np.bool_)),
         requests=(None,) * n,
         histories=(history(()),) * n,
-        arrival=np.zeros(n, np.int64),
-        rank=np.zeros(n, np.float64),
-        block_tables=np.zeros((n, limits.table_width), np.int32),
-        n_published=np.zeros(n, np.int32),
-        chain=np.zeros(n, np.int64),
-        sampling=np.zeros(n, SAMPLING),
-        **{name: np.zeros(n, np.int32) for name in ints},
+        arrival=freeze(np.zeros(n, np.int64)),
+        rank=freeze(np.zeros(n, np.float64)),
+        block_tables=empty_table(n, limits.table_width),
+        chain=freeze(np.zeros(n, np.int64)),
+        sampling=freeze(np.zeros(n, SAMPLING)),
+        **{name: freeze(np.zeros(n, np.int32)) for name in (*ints, "n_blocks", "n_published")},
     )
 
 
@@ -98,7 +100,13 @@ def token_ids(rows: Rows, row: int) -> Int:
 
 def block_table(rows: Rows, row: int) -> Int:
     """The block ids of a row, in order of position."""
-    return rows.block_tables[row, : rows.n_blocks[row]]
+    return rows.block_tables.ids[row, : rows.n_blocks[row]]
+
+
+def requests_of(rows: Rows, row_ids: Int) -> list[Request]:
+    """The requests of running rows."""
+    requests: Any = rows.requests
+    return [requests[row] for row in row_ids.tolist()]
 
 
 def request_of(rows: Rows, row: int) -> Request:

@@ -12,11 +12,11 @@ import attrs
 import numpy as np
 
 from nva.state.blocks import Blocks
-from nva.state.columns import Bool, Column, Int, freeze, history, replaced, write
+from nva.state.columns import Bool, Column, Int, append_entries, freeze, history, replaced, write, write_entries
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
 from nva.state.plan import no_copies
-from nva.state.rows import ROW_TUPLES, Rows, n_reserved, update
+from nva.state.rows import COLUMNS, block_table, n_reserved, update
 from nva.steps.prefix import forget
 
 
@@ -41,7 +41,7 @@ def share(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     for block in free:
         after[before[block]], before[after[block]] = after[block], before[block]
     counts[np.asarray(ids, np.int32)] += 1
-    return attrs.evolve(blocks, ref_counts=counts, after=after, before=before, n_free=blocks.n_free - len(free))
+    return _with_queue(blocks, counts, after, before, blocks.n_free - len(free))
 
 
 def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
@@ -53,12 +53,16 @@ def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     counts = blocks.ref_counts.copy()
     np.subtract.at(counts, np.asarray(ids, np.int32), 1)
     freed = [block for block in dict.fromkeys(ids) if counts[block] == 0][::-1]
-    keyed = [block for block in freed if blocks.chains[block]]
-    unkeyed = [block for block in freed if not blocks.chains[block]]
+    keyed = [block for block in freed if block in blocks.keys]
+    unkeyed = [block for block in freed if block not in blocks.keys]
     after, before, ring = blocks.after.copy(), blocks.before.copy(), blocks.ring
     _link(after, before, [ring, *unkeyed, int(after[ring])])
     _link(after, before, [int(before[ring]), *keyed, ring])
-    return attrs.evolve(blocks, ref_counts=counts, after=after, before=before, n_free=blocks.n_free + len(freed))
+    return _with_queue(blocks, counts, after, before, blocks.n_free + len(freed))
+
+
+def _with_queue(blocks: Blocks, counts: Int, after: Int, before: Int, n_free: int) -> Blocks:
+    return attrs.evolve(blocks, ref_counts=freeze(counts), after=freeze(after), before=freeze(before), n_free=n_free)
 
 
 def _link(after: Column, before: Column, ids: list[int]) -> None:
@@ -71,7 +75,7 @@ def _slots_due(state: EngineState, row_ids: Int) -> tuple[Bool, Bool]:
     rows, counts = state.rows, state.blocks.ref_counts
     column = rows.n_computed[row_ids] // state.limits.block_size
     is_full = column >= rows.n_blocks[row_ids]
-    open_block = rows.block_tables[row_ids, np.where(is_full, 0, column)]
+    open_block = rows.block_tables.ids[row_ids, np.where(is_full, 0, column)]
     is_shared = ~is_full & (counts[open_block] > 1)
     if is_shared.any():  # where all of a block's holders would copy it, the first may keep it
         block, first, n_copies = np.unique(np.where(is_shared, open_block, -1), return_index=True, return_counts=True)
@@ -92,14 +96,16 @@ def grow(state: EngineState, row_ids: Int) -> tuple[EngineState, Int]:
     if not due.any():
         return state, no_copies()
     blocks, ids = take(state.blocks, int(due.sum()))
-    rows, growing = state.rows, row_ids[due]
-    column = rows.n_computed[growing] // state.limits.block_size
-    old = rows.block_tables[growing, column]
-    tables = write(rows.block_tables, (growing, column), ids)
-    lengths = write(rows.n_blocks, row_ids[is_full], rows.n_blocks[row_ids[is_full]] + 1)
-    copied = is_shared[due]
-    copies = freeze(np.stack([old[copied], np.asarray(ids, np.int32)[copied]], axis=1))
-    blocks = release(blocks, old[copied].tolist()) if copied.any() else blocks
+    rows, new = state.rows, np.array(ids, np.int32)
+    full, tables, lengths = row_ids[is_full], rows.block_tables, rows.n_blocks
+    if is_full.any():
+        tables = append_entries(tables, lengths, full, new[is_full[due]])
+        lengths = write(lengths, full, lengths[full] + 1)
+    copies = no_copies()
+    if is_shared.any():
+        place = (row_ids[is_shared], rows.n_computed[row_ids[is_shared]] // state.limits.block_size)
+        copies = np.stack([tables.ids[place], new[is_shared[due]]], axis=1)
+        tables, blocks = write_entries(tables, lengths, place, copies[:, 1]), release(blocks, copies[:, 0].tolist())
     return attrs.evolve(state, rows=attrs.evolve(rows, block_tables=tables, n_blocks=lengths), blocks=blocks), copies
 
 
@@ -118,14 +124,14 @@ def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = No
         raise ValueError(f"{n} forks asked, {n_free} rows free; raise max_rows or end other rows first")
     free = np.flatnonzero(~rows.is_running)[:n]
     first = int(rows.sample[row]) + 1 if first_sample is None else first_sample
-    columns = {name: getattr(rows, name)[row] for name in attrs.fields_dict(Rows) if name not in ROW_TUPLES}
-    rows = update(rows, free, **columns)
-    rows = update(rows, free, sample=first + np.arange(n))
+    table, columns = block_table(rows, row), {name: getattr(rows, name)[row] for name in COLUMNS}
+    rows = update(rows, free, **columns | {"sample": first + np.arange(n)})
+    tables = write_entries(rows.block_tables, rows.n_blocks, free, rows.block_tables.ids[row])
+    rows = attrs.evolve(rows, block_tables=tables)
     for index in free.tolist():
         requests = replaced(rows.requests, index, rows.requests[row])
         rows = attrs.evolve(rows, requests=requests, histories=replaced(rows.histories, index, rows.histories[row]))
     blocks = state.blocks
-    table = rows.block_tables[row, : rows.n_blocks[row]]
     counts = write(blocks.ref_counts, table, blocks.ref_counts[table] + n)
     return attrs.evolve(state, rows=rows, blocks=attrs.evolve(blocks, ref_counts=counts)), free.tolist()
 
@@ -133,7 +139,7 @@ def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = No
 def vacate(state: EngineState, row_ids: Sequence[int]) -> EngineState:
     """Free these rows and release their blocks."""
     rows = state.rows
-    tables = [block for row in row_ids for block in rows.block_tables[row, : rows.n_blocks[row]].tolist()]
+    tables = [block for row in row_ids for block in block_table(rows, row).tolist()]
     requests, histories = list(rows.requests), list(rows.histories)
     for row in row_ids:
         requests[row], histories[row] = None, history(())

@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 import attrs
 import numpy as np
 
-from nva.state.columns import append_each, tokens_between
+from nva.state.columns import Int, append_each, tokens_between
 from nva.state.engine import EngineState
 from nva.state.plan import Logprobs, Output, Plan, Sampled, TokenLogprobs
 from nva.state.request import NO_LOGPROBS, Finished, FinishReason, Request
-from nva.state.rows import Rows, request_of, running, update
+from nva.state.rows import Rows, request_of, requests_of, running, update
 from nva.steps.allocate import vacate
 from nva.steps.pack import scored_tokens
 
@@ -28,16 +28,16 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     rows, scores = state.rows, _scores(state, plan, sampled)
     is_live = rows.is_running[plan.sample_rows] & (rows.arrival[plan.sample_rows] == plan.sample_arrivals)
     is_given = is_live & sampled.is_finite
-    given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given].tolist()
-    requests = [request_of(rows, row) for row in given.tolist()]
-    rows = _appended(rows, given.tolist(), tokens)
-    finished = _finished(rows, given.tolist(), requests, tokens)
+    given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given]
+    requests = requests_of(rows, given)
+    rows = _appended(rows, given, tokens)
+    finished = _finished(rows, given, requests, tokens)
     for row in plan.sample_rows[is_live & ~sampled.is_finite].tolist():
         finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
         samples=rows.sample[given],
-        tokens=sampled.tokens[is_given],
+        tokens=tokens,
         logprobs=_logprobs(requests, sampled.logprobs, np.flatnonzero(is_given).tolist(), tokens),
         scores=scores,
         finished=list(finished.values()),
@@ -79,21 +79,22 @@ def stop(state: EngineState, request_id: int | str, sample: int, text: str) -> t
     return state, None
 
 
-def _appended(rows: Rows, row_ids: list[int], tokens: list[int]) -> Rows:
+def _appended(rows: Rows, row_ids: Int, tokens: Int) -> Rows:
     """The rows with one more known token each."""
     n_known = rows.n_known[row_ids]
-    histories = append_each(rows.histories, row_ids, n_known.tolist(), tokens)
-    return attrs.evolve(update(rows, row_ids, n_known=n_known + 1), histories=histories)
+    histories = append_each(rows.histories, row_ids.tolist(), n_known.tolist(), tokens.tolist())
+    return attrs.evolve(update(rows, row_ids, n_known=n_known + 1, newest=tokens), histories=histories)
 
 
-def _finished(rows: Rows, row_ids: list[int], requests: Sequence[Request], tokens: list[int]) -> dict[int, Finished]:
+def _finished(rows: Rows, row_ids: Int, requests: Sequence[Request], tokens: Int) -> dict[int, Finished]:
     """The rows that their newest token ends, by row id."""
-    is_stop = [token in request.stop_ids for token, request in zip(tokens, requests, strict=True)]
     is_long = rows.n_known[row_ids] >= rows.max_len[row_ids]
+    is_stop = [token in request.stop_ids for token, request in zip(tokens.tolist(), requests, strict=True)]
     finished: dict[int, Finished] = {}
     for j in np.flatnonzero(np.array(is_stop, np.bool_) | is_long).tolist():
-        row, reason, stopped_by = row_ids[j], "stop" if is_stop[j] else "length", tokens[j] if is_stop[j] else None
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
+        row, reason, stopped_by = int(row_ids[j]), "stop" if is_stop[j] else "length", int(tokens[j])
+        sample = int(rows.sample[row])
+        finished[row] = _finished_row(rows, row, sample, reason, stopped_by if is_stop[j] else None)
     return finished
 
 
@@ -112,7 +113,7 @@ def _finished_row(
 
 
 def _logprobs(
-    requests: Sequence[Request], logprobs: Logprobs | None, entries: list[int], tokens: list[int]
+    requests: Sequence[Request], logprobs: Logprobs | None, entries: list[int], tokens: Int
 ) -> list[TokenLogprobs | None]:
     """For each token its log-probabilities, where its request asks for them."""
     if logprobs is None:
@@ -120,7 +121,7 @@ def _logprobs(
     asked = [NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs for request in requests]
     return [
         None if n == NO_LOGPROBS else _token_logprobs(logprobs, entry, token, n)
-        for n, entry, token in zip(asked, entries, tokens, strict=True)
+        for n, entry, token in zip(asked, entries, tokens.tolist(), strict=True)
     ]
 
 

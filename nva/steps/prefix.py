@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from nva.state.blocks import ROOT, Blocks, Key
-from nva.state.columns import Int, Tokens, write
+from nva.state.blocks import ROOT, Blocks, Found, Key
+from nva.state.columns import Int, Tokens
 from nva.state.engine import EngineState
 from nva.state.rows import history_of, update
 
@@ -27,15 +27,15 @@ def match(blocks: Blocks, tokens: Tokens, n_known: int, block_size: int) -> tupl
 
     The last token is never taken from the cache, since its logits are wanted.
     """
-    found: list[int] = []
+    ids: list[int] = []
     chain = ROOT
     for index in range((n_known - 1) // block_size):
-        block = blocks.index.get(_key(chain, tokens, index, block_size))
-        if block is None:
+        found = blocks.index.get(_key(chain, tokens, index, block_size))
+        if found is None:
             break
-        found.append(block)
-        chain = int(blocks.chains[block])
-    return found, chain
+        ids.append(found.block)
+        chain = found.chain
+    return ids, chain
 
 
 def publish(state: EngineState, row_ids: Int) -> EngineState:
@@ -48,30 +48,27 @@ def publish(state: EngineState, row_ids: Int) -> EngineState:
     is_due = n_full > rows.n_published[row_ids]
     if not state.limits.prefix_caching or not is_due.any():
         return state
-    blocks = state.blocks
-    index, keys, chains, n_chains = blocks.index, blocks.keys, blocks.chains.copy(), blocks.n_chains
-    due, n_due = row_ids[is_due], n_full[is_due]
-    ends: list[int] = []
-    for row, n in zip(due.tolist(), n_due.tolist(), strict=True):
-        chain = int(rows.chain[row])
-        for i in range(int(rows.n_published[row]), n):
-            key = _key(chain, history_of(rows, row), i, size)
-            block = index.get(key)
-            if block is None:
-                block, n_chains = int(rows.block_tables[row, i]), n_chains + 1
-                index, keys, chains[block] = index.insert(key, block), keys.insert(block, key), n_chains
-            chain = int(chains[block])
-        ends.append(chain)
-    blocks = attrs.evolve(blocks, index=index, keys=keys, chains=chains, n_chains=n_chains)
-    return attrs.evolve(state, blocks=blocks, rows=update(rows, due, n_published=n_due, chain=ends))
+    blocks, due = state.blocks, row_ids[is_due]
+    index, keys, n_chains = blocks.index, blocks.keys, blocks.n_chains
+    starts, ends, chains = rows.n_published[due].tolist(), n_full[is_due].tolist(), rows.chain[due].tolist()
+    for i, row in enumerate(due.tolist()):
+        for block_index in range(starts[i], ends[i]):
+            key = _key(chains[i], history_of(rows, row), block_index, size)
+            found = index.get(key)
+            if found is None:
+                n_chains += 1
+                found = Found(int(rows.block_tables.ids[row, block_index]), n_chains)
+                index, keys = index.insert(key, found), keys.insert(found.block, key)
+            chains[i] = found.chain
+    blocks = attrs.evolve(blocks, index=index, keys=keys, n_chains=n_chains)
+    return attrs.evolve(state, blocks=blocks, rows=update(rows, due, n_published=ends, chain=chains))
 
 
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     """Let these blocks be found no more."""
-    keyed = [block for block in ids if blocks.chains[block]]
-    if not keyed:
-        return blocks
     index, keys = blocks.index, blocks.keys
-    for block in keyed:
-        index, keys = index.remove(keys[block]), keys.remove(block)
-    return attrs.evolve(blocks, index=index, keys=keys, chains=write(blocks.chains, keyed, ROOT))
+    for block in ids:
+        key = keys.get(block)
+        if key is not None:
+            index, keys = index.remove(key), keys.remove(block)
+    return blocks if keys is blocks.keys else attrs.evolve(blocks, index=index, keys=keys)

@@ -95,14 +95,13 @@ def adjust(x: Tensor, draw: Draw, members: Column) -> None:
     if penalties:
         rows, tokens, factor, minus = (_put(np.concatenate(column), x) for column in zip(*penalties, strict=True))
         before = x[rows, tokens]
-        x[rows, tokens] = torch.where(before > 0, before / factor, before * factor) - minus
-    is_mine = row_of[draw.bias_at[:, 0]] >= 0
+        x[rows, tokens] = (torch.where(before > 0, before / factor, before * factor) - minus).clamp(max=_MAX)
+    rows = row_of[draw.bias_at[:, 0]]
+    is_mine = rows >= 0
     if is_mine.any():
-        rows, tokens = row_of[draw.bias_at[is_mine, 0]], draw.bias_at[is_mine, 1].astype(np.int64)
+        at = _put(rows[is_mine], x), _put(draw.bias_at[is_mine, 1].astype(np.int64), x)
         bias = _put(draw.bias[is_mine], x).to(x.dtype).clamp(max=_MAX)
-        x.index_put_((_put(rows, x), _put(tokens, x)), bias, accumulate=True)
-    if penalties or is_mine.any():
-        x.clamp_(max=_MAX)  # a maximum of infinity would make NaN of its own gap
+        x[at] = (x[at] + bias).clamp(max=_MAX)  # an infinite maximum would make NaN of its own gap
 
 
 def _penalties(row: int, history: Int, n_prompt: int, params: Any) -> tuple[Column, ...]:

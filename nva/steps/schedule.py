@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from nva.state.blocks import ROOT
-from nva.state.columns import Int, replaced
+from nva.state.columns import Int, replaced, write_entries
 from nva.state.config import blocks_for
 from nva.state.engine import EngineState, Waiting
 from nva.state.plan import Plan
@@ -48,11 +48,9 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, copies = grow(state, decoding)
     work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
     work = _chunk(work, state.rows, order[(n_due > 1) & state.rows.is_running[order]])
-    row_ids = np.array([*decoding, *work.rows], np.int32)
-    state = _advance(state, row_ids, np.array([1] * len(decoding) + [*work.counts], np.int32))
+    state = _advance(state, *_packed(decoding, work))
     state, work = _admit(state, work)
-    row_ids = np.array([*decoding, *work.rows], np.int32)
-    counts = np.array([1] * len(decoding) + [*work.counts], np.int32)
+    row_ids, counts = _packed(decoding, work)
     if not len(row_ids):
         raise ValueError("nothing waits or runs; submit a request before the next step")
     starts = state.rows.n_computed[row_ids] - counts
@@ -68,6 +66,12 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
         preempted=preempted,
         n_hit=work.n_hit,
     )
+
+
+def _packed(decoding: Int, work: _Work) -> tuple[Int, Int]:
+    """The rows of a step, those that decode first, and how many tokens each computes."""
+    rows, counts = np.array(work.rows, np.int32), np.array(work.counts, np.int32)
+    return np.concatenate([decoding, rows]), np.concatenate([np.ones(len(decoding), np.int32), counts])
 
 
 def is_scored(request: Request, n_known: int) -> bool:
@@ -176,8 +180,7 @@ def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, 
         requests=replaced(rows.requests, row, request),
         histories=replaced(rows.histories, row, entry.history),
     )
-    rows = update(rows, (row, slice(len(table))), block_tables=table)
-    return update(
+    rows = update(
         rows,
         row,
         is_running=True,
@@ -191,21 +194,24 @@ def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, 
         n_tokens=entry.n_known,
         max_len=min(n_prompt + (request.params.max_tokens or 0), limits.max_model_len, limits.pool_len),
         n_cached=n_hit if entry.n_cached is None else entry.n_cached,
+        newest=entry.history[entry.n_known - 1],
         n_blocks=len(table),
         sampling=sampling_of(request, seed),
     )
+    tables = write_entries(rows.block_tables, rows.n_blocks, (row, slice(len(table))), table)
+    return attrs.evolve(rows, block_tables=tables)
 
 
 def _start_samples(state: EngineState, row_ids: Int) -> tuple[EngineState, Int, Int]:
     """Which rows sample now, and from which planned row's logits; fresh prompts fork into their samples first."""
     rows = state.rows
-    sources = np.flatnonzero(rows.n_computed[row_ids] == rows.n_tokens[row_ids]).tolist()
-    sample_rows = row_ids[sources].tolist()
-    for source in [source for source in sources if rows.n_samples[row_ids[source]] > 1]:
+    sources = np.flatnonzero(rows.n_computed[row_ids] == rows.n_tokens[row_ids]).astype(np.int32)
+    sample_rows = row_ids[sources]
+    for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
         state = attrs.evolve(state, rows=update(state.rows, row, n_samples=1))
         state, forks = fork(state, row, int(rows.n_samples[row]) - 1)
-        sample_rows, sources = [*sample_rows, *forks], [*sources, *[source] * len(forks)]
-    sampling = np.array(sample_rows, np.int32)
-    rows = update(state.rows, sampling, n_tokens=state.rows.n_tokens[sampling] + 1)
-    return attrs.evolve(state, rows=rows), sampling, np.array(sources, np.int32)
+        sample_rows = np.array([*sample_rows, *forks], np.int32)
+        sources = np.array([*sources, *[source] * len(forks)], np.int32)
+    rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)
+    return attrs.evolve(state, rows=rows), sample_rows, sources

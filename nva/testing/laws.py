@@ -97,13 +97,13 @@ def check_keys(state: EngineState, kv: ToyKV) -> None:
     for row in running(state.rows).tolist():
         parent, tokens = ROOT, token_ids(state.rows, row)
         for i in range(int(state.rows.n_published[row])):
-            block = int(state.rows.block_tables[row, i])
+            block = int(block_table(state.rows, row)[i])
             key = state.blocks.keys.get(block)
             own = tokens[i * state.limits.block_size : (i + 1) * state.limits.block_size].tobytes()
             if key is None:
                 break  # another block was found under its key first
             _require("key identity", key.tokens == own and key.parent == parent, key, (parent, own))
-            parent = int(state.blocks.chains[block])
+            parent = state.blocks.index[key].chain
 
 
 def snapshot(state: EngineState) -> Any:
@@ -114,7 +114,8 @@ def snapshot(state: EngineState) -> Any:
         for name, value in attrs.asdict(part, recurse=False).items()
         if isinstance(value, np.ndarray)
     }
-    tokens = {row: token_ids(state.rows, row).tobytes() for row in running(state.rows).tolist()}
+    rows = running(state.rows).tolist()
+    tokens = {row: (token_ids(state.rows, row).tobytes(), block_table(state.rows, row).tobytes()) for row in rows}
     waiting = [(entry.order, bytes(entry.history[: entry.n_known])) for entry in state.waiting]
     index = sorted(state.blocks.index.items())
     return columns, tokens, waiting, index, state.n_arrived, state.policy_state

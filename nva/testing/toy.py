@@ -78,5 +78,5 @@ def toy_tokens(prompt: Sequence[int], n: int, vocab_size: int) -> list[int]:
 
 def poison(state: EngineState, kv: ToyKV) -> None:
     """Spoil every free block that the prefix cache can't find."""
-    lost = [block for block in free_ids(state.blocks) if not state.blocks.chains[block]]
+    lost = [block for block in free_ids(state.blocks) if block not in state.blocks.keys]
     kv.tokens[lost] = POISON

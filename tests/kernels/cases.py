@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the kernels, and attention written out query by query, for any backend to be compared with."""
+"""What any backend is compared on: attention over drawn batches, and attention written out query by query."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,8 +55,6 @@ def test_attention_leaves_queries_and_cache_alone(case: AttentionCase) -> None:
 
 
 def test_rows_of_similar_length_share_a_group() -> None:
-    import numpy as np
-
     n_queries = np.array([1, 1, 0, 1, 4, 1, 1])
     contexts = np.array([500, 9, 7, 480, 50, 60, 100])
     assert reference._similar_rows(n_queries, contexts, 1000) == [[4], [0, 3], [6, 5], [1]]

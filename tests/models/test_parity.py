@@ -19,6 +19,12 @@ def test_whole_prefill(case: Subject) -> None:
     assert deviation(case, MAX_MODEL_LEN) < TOLERANCE
 
 
-def test_every_chunk_size_and_decode(case: Subject) -> None:
+@pytest.mark.parametrize("chunk", [1, 2, 7])
+def test_decode_and_some_chunk_sizes(case: Subject, chunk: int) -> None:
+    assert deviation(case, chunk) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_every_chunk_size(case: Subject) -> None:
     deviations = {chunk: deviation(case, chunk) for chunk in range(1, MAX_MODEL_LEN)}
     assert max(deviations.values()) < TOLERANCE, deviations

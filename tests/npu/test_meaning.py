@@ -47,7 +47,7 @@ def test_preemption_and_exact_shapes_too(changes):
 @pytest.mark.parametrize("dtype", operators.dtypes)
 def test_half_types_are_taken_as_they_are(dtype):
     """All limits on types hold, and rounding alone, a norm's in another order, tells the two apart."""
-    assert compare("qwen2", dtype).deviation < 0.2
+    assert compare("qwen2", dtype).deviation < 0.4
 
 
 class Altered:
@@ -129,6 +129,11 @@ def slots_off_by_one(patch):
     patch.setattr(operators, "npu", Altered("npu_scatter_nd_update_", alter))
 
 
+def another_epsilon(patch):
+    alter = lambda args, options: ((*args[:2], 1e-2), options)  # noqa: E731 - passed on at once
+    patch.setattr(operators, "npu", Altered("npu_rms_norm", alter))
+
+
 def copies_left_out(patch):
     patch.setattr(operators, "copy_blocks", lambda *_: None)
 
@@ -151,7 +156,7 @@ FAULTS = {
     "the norm as the residual": (residual_is_the_norm, "llama"),
     "slots off by one": (slots_off_by_one, "llama"),
     "block copies left out": (copies_left_out, "llama"),
-    "epsilon left at its default": (altered("npu_rms_norm", epsilon=1e-2), "llama"),
+    "another epsilon": (another_epsilon, "llama"),
 }
 
 
@@ -161,6 +166,6 @@ def test_faults_are_caught(fault, name, monkeypatch):
     with emulation.fp32_arithmetic():
         try:
             deviation = compare(name).deviation
-        except (emulation.LimitError, RuntimeError, TypeError):
-            return  # refused by a documented limit, or by the schema
+        except emulation.LimitError:
+            return
     assert deviation > 10 * TOLERANCE

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nva.state.blocks import Key
+from nva.state.columns import freeze
 from nva.state.config import Limits
 from nva.state.engine import EngineState, empty, is_busy
 from nva.state.errors import InvariantError
@@ -89,7 +90,7 @@ def test_progress_is_bounded_under_a_hostile_policy(case, random) -> None:
     """Ranks drawn anew before every step: rows can't preempt each other for ever."""
 
     def hostile(state: EngineState):
-        ranks = np.array([random.random() for _ in state.rows.rank])
+        ranks = freeze(np.array([random.random() for _ in state.rows.rank]))
         waiting = tuple(attrs.evolve(entry, rank=random.random()) for entry in state.waiting)
         waiting = tuple(sorted(waiting, key=lambda entry: entry.order))
         return schedule.schedule(attrs.evolve(state, rows=attrs.evolve(state.rows, rank=ranks), waiting=waiting))

@@ -63,10 +63,9 @@ def tokens_of(logits, draw):
     return sample(torch.as_tensor(logits, dtype=torch.float32), draw).tokens
 
 
-# Eighths in a small range: ties are common, and sums of them exact.
-logit_rows = st.lists(st.integers(-24, 24).map(lambda n: n / 8) | st.just(-np.inf), min_size=1, max_size=30).filter(
-    lambda row: max(row) > -np.inf
-)
+# Eighths make ties common; other numbers use every bit.
+numbers = st.integers(-24, 24).map(lambda n: n / 8) | st.floats(-3, 3, width=32) | st.just(-np.inf)
+logit_rows = st.lists(numbers, min_size=1, max_size=30).filter(lambda row: max(row) > -np.inf)
 filters = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.25, 1.0, 4.0]),
@@ -173,29 +172,30 @@ def test_neighbouring_draws_are_independent(varied):
 # Filters
 
 
-def kept_by_hand(row, params, slack):
+def kept_by_hand(gaps, params, slack):
     """Which tokens stay, one by one from the definition; slack widens each bound where rounding could decide."""
-    probs = softmax(np.array(row) / params["temperature"])
-    n = len(row)
+    weights, n = np.exp(-gaps.astype(np.float64)), len(gaps)
     k = params["top_k"] if 0 < params["top_k"] < n else n
-    passes_min_p = probs >= params["min_p"] * probs.max() * (1 - slack)
-    mass = np.sort(probs * passes_min_p)[::-1][:k].sum()
-    kept = []
+    passes_min_p = weights >= params["min_p"] * (1 - slack)
+    mass = np.sort(weights * passes_min_p)[::-1][:k].sum()
+    kept = passes_min_p & (gaps < np.inf)
     for i in range(n):
-        likelier = probs > probs[i]
-        passes_top_p = params["top_p"] == 1 or probs[likelier].sum() < (params["top_p"] + slack) * mass
-        kept.append(passes_min_p[i] and likelier.sum() < k and passes_top_p)
-    return np.array(kept) & (np.array(row) > -np.inf)
+        is_likelier = gaps < gaps[i]
+        passes_top_p = params["top_p"] == 1 or weights[is_likelier].sum() < (params["top_p"] + slack) * mass
+        kept[i] &= is_likelier.sum() < k and passes_top_p
+    return kept
 
 
-@given(row=logit_rows, params=filters)
+@given(row=logit_rows, params=st.lists(filters, min_size=1, max_size=4))
 def test_filters_keep_what_their_definition_keeps(row, params):
-    x = torch.tensor([row], dtype=torch.float32)
-    gaps = (x.max() - x) / params["temperature"]
-    filter_gaps(gaps, draw_of([0], **params).params)
-    kept = (gaps[0] < torch.inf).numpy()
-    assert (kept_by_hand(row, params, -1e-5) <= kept).all() and (kept <= kept_by_hand(row, params, 1e-5)).all()
-    assert kept[np.argmax(row)]
+    columns = {name: np.array([of[name] for of in params]) for name in params[0]}
+    x = torch.tensor([row] * len(params), dtype=torch.float32)
+    gaps = (x.max() - x) / torch.tensor(columns["temperature"], dtype=torch.float32)[:, None]
+    before = gaps.numpy().copy()
+    filter_gaps(gaps, draw_of([0] * len(params), **columns).params)
+    for kept, of, all_gaps in zip((gaps < torch.inf).numpy(), params, before, strict=True):
+        assert (kept_by_hand(all_gaps, of, -1e-5) <= kept).all() and (kept <= kept_by_hand(all_gaps, of, 1e-5)).all()
+        assert kept[np.argmax(row)]
 
 
 @given(row=logit_rows, top_p=st.floats(0.01, 1), min_p=st.sampled_from([0.0, 0.1]))
@@ -277,11 +277,12 @@ def test_repetition_penalty_agrees_with_transformers():
 
 
 def test_bias_is_added_after_penalties():
-    bias = [(0, 1, 2.5), (1, 0, -np.inf), (1, 2, 1e300), (0, 1, 0.5), (2, 0, np.inf), (2, 1, np.inf)]
+    bias = [(0, 1, 3.0), (1, 0, -np.inf), (1, 2, 1e300), (2, 0, np.inf), (2, 1, 3e38)]
     draw = draw_of(range(3), bias=bias, penalized=[(0, [1], 1)], repetition_penalty=2.0)
     most = np.finfo(np.float32).max
     expected = [[1, 4 / 2 + 3, -np.inf], [-np.inf, 4, -np.inf], [most, most, -np.inf]]
-    np.testing.assert_array_equal(adjusted([[1.0, 4.0, -np.inf]] * 3, draw), expected)
+    logits = [[1.0, 4.0, -np.inf], [1.0, 4.0, -np.inf], [1.0, 1e38, -np.inf]]
+    np.testing.assert_array_equal(adjusted(logits, draw), expected)
 
 
 def test_a_banned_token_is_never_drawn_and_a_forced_one_always():
@@ -290,6 +291,8 @@ def test_a_banned_token_is_never_drawn_and_a_forced_one_always():
     assert 3 not in tokens[:250] and 3 in tokens[250:]
     forced = draw_of([0] * 100, positions=np.arange(100), bias=[(j, 2, np.inf) for j in range(100)])
     assert (tokens_of([[0.0, 0.0, -50.0, 2.0]], forced) == 2).all()
+    nothing_left = sample(torch.zeros(1, 2), draw_of([0], bias=[(0, 0, -np.inf), (0, 1, -np.inf)]))
+    assert nothing_left.is_finite[0] and nothing_left.tokens[0] in (0, 1)
 
 
 # What a token depends on

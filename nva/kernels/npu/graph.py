@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ def compiled_ge(compute: Compute) -> Compute:
 def aclgraph_config() -> Any:
     """Options of the ACL graph."""
     config = npugraph_ex.CompilerConfig()
+    warnings.filterwarnings("ignore", "When enable frozen_parameter", UserWarning)  # says what the next line is for
     # Weights and caches stay where they are; without it each replay would copy all of them into the graph's memory.
     config.frozen_parameter = True
     return config

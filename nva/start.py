@@ -1,0 +1,160 @@
+"""Before the first request, on a device that compiles: it is checked, its memory measured, every shape compiled.
+
+The law: a step that serves a request meets nothing for the first time. A device that computes something wrong in
+silence is found here, by running a tiny model with the heads of the real one beside the reference.
+Read next: load.py, which calls these; kernels/npu, the device that needs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import attrs
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from nva.forward import KV, Forward, empty_kv, make_forward
+from nva.kernels import Kernels, backend
+from nva.models.params import Params, random_params
+from nva.models.spec import ModelSpec
+from nva.state.config import Limits, blocks_for
+from nva.state.engine import EngineState, empty, is_busy
+from nva.state.plan import Batch, no_copies
+from nva.state.request import SamplingParams, request
+from nva.steps.commit import commit
+from nva.steps.pack import pack
+from nva.steps.sample import sample
+from nva.steps.schedule import schedule
+from nva.steps.submit import submit
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+"""Twice the deviation that rounding was seen to make, in standard deviations of the logits; wrong operators make 1."""
+
+
+def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
+    """A batch of this shape that asks as much of the device as any: every row's context is as long as can be.
+
+    What it reads is meaningless, and it writes the first n_tokens slots, so no request may be in flight.
+    """
+    counts = n_tokens // n_rows + (np.arange(n_rows) < n_tokens % n_rows)
+    ends, length = np.cumsum(counts), limits.max_model_len
+    n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
+    arrays = {
+        "token_ids": np.zeros(n_tokens),
+        "positions": np.arange(n_tokens)[None] - np.repeat(ends, counts) + length,
+        "slots": np.arange(n_tokens),
+        "block_tables": np.arange(limits.table_width) % n_ids + np.zeros((n_rows, 1)),
+        "query_ends": ends,
+        "context_lens": np.full(n_rows, length),
+        "logit_index": np.maximum(ends - 1, 0),
+        "copies": no_copies(),
+    }
+    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
+    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
+    views = {name: part.reshape(array.shape) for part, (name, array) in zip(parts, arrays.items(), strict=True)}
+    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows, **views)
+
+
+def shapes(limits: Limits) -> list[tuple[int, int]]:
+    """The (tokens, rows) that padded batches can have: no step has more rows than tokens."""
+    return [
+        (n_tokens, n_rows)
+        for n_tokens, (fewer, n_rows) in itertools.product(
+            limits.token_buckets, itertools.pairwise((0, *limits.row_buckets))
+        )
+        if fewer < n_tokens + 1
+    ]
+
+
+def warm_up(forward: Forward, params: Params, kv: KV, limits: Limits) -> KV:
+    """Run every shape once, largest first, behind a progress bar, so that none is compiled while a request waits."""
+    bar = tqdm(sorted(shapes(limits), reverse=True), desc="compiling", unit="shape", disable=not sys.stderr.isatty())
+    for n_tokens, n_rows in bar:
+        bar.set_postfix_str(f"{n_tokens} tokens, {n_rows} rows", refresh=False)
+        _, kv = forward(params, kv, filled_batch(limits, n_tokens, n_rows))
+    return kv
+
+
+def run_largest(
+    spec: ModelSpec, limits: Limits, kernels: Kernels, params: Params, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run the largest shape with a cache just large enough, so that memory free afterwards is free for the cache."""
+    n_tokens, n_rows = max(shapes(limits))
+    limits = attrs.evolve(limits, n_blocks=blocks_for(n_tokens, limits.block_size))
+    forward = make_forward(spec, limits, kernels, device, enforce_eager=True)
+    forward(params, empty_kv(spec, limits, dtype, device), filled_batch(limits, n_tokens, n_rows))
+
+
+def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+    """Run a tiny model with this one's heads, ropes and windows on the device and on the reference.
+
+    Raises RuntimeError if their logits differ by more than rounding.
+    """
+    tiny = _tiny(spec)
+    limits = Limits(
+        vocab_size=tiny.vocab_size,
+        max_model_len=640,  # some stacks ignore a mask beyond 512
+        n_blocks=12,
+        block_size=kernels.block_size,
+        max_rows=3,
+        max_batched_tokens=1024,
+        token_buckets=(16, 600, 1024),
+        row_buckets=(4,),
+    )
+    deviation = _deviation(tiny, limits, kernels, dtype, device)
+    if not deviation < TOLERANCE[dtype]:
+        raise RuntimeError(
+            f"the device computes something else than the reference: logits of a tiny model with this model's heads "
+            f"({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}) are {deviation:.2g} standard deviations off. "
+            "Run `nva doctor`; try graph='eager'; see Troubleshooting in docs/npu.md"
+        )
+
+
+def _tiny(spec: ModelSpec) -> ModelSpec:
+    """One layer for each distinct rope and window of a model; windows short enough to cut something off."""
+    kinds = sorted(
+        {
+            (rope, None if window is None else min(window, 100))
+            for rope, window in zip(spec.ropes, spec.windows, strict=True)
+        },
+        key=repr,
+    )
+    ropes, windows = zip(*kinds, strict=True)
+    return attrs.evolve(
+        spec, vocab_size=64, hidden_size=64, intermediate_size=64, n_layers=len(kinds), ropes=ropes, windows=windows
+    )
+
+
+def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
+    """The worst deviation of logits, in standard deviations, over a prefill and steps that mix it with decoding."""
+    reference = backend("cpu")
+    sides = [(reference, torch.device("cpu")), (kernels, device)]
+    forwards = [make_forward(spec, limits, each, where) for each, where in sides]
+    kvs = [empty_kv(spec, limits, dtype, where) for _, where in sides]
+    weights = [_weights(spec, each, dtype, where) for each, where in sides]
+    state, worst = _three_prompts(limits), 0.0
+    while is_busy(state):
+        state, plan = schedule(state)
+        batch, draw = pack(state, plan)
+        results = [forward(*each, batch) for forward, *each in zip(forwards, weights, kvs, strict=True)]
+        kvs = [kv for _, kv in results]
+        logits, other = (found.cpu()[: batch.n_logits] for found, _ in results)
+        worst = max(worst, float((logits - other).abs().max() / logits.std()))
+        state, _ = commit(state, plan, sample(results[0][0], draw))
+    return worst
+
+
+def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:
+    """The same random weights on every device."""
+    params = random_params(spec, dtype, torch.Generator().manual_seed(0), kernels.pack_linear, std=0.2)
+    return torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), params)
+
+
+def _three_prompts(limits: Limits) -> EngineState:
+    """Requests of unequal lengths, the longest beyond 512 tokens, the last a step or two behind the first."""
+    random = np.random.default_rng(0)
+    greedy = SamplingParams(temperature=0, max_tokens=3)
+    prompts = [random.integers(0, limits.vocab_size, length) for length in (560, 3, 600)]
+    return submit(empty(limits), [request(i, prompt, greedy) for i, prompt in enumerate(prompts)])

@@ -1,0 +1,206 @@
+"""Loading is a bijection: whatever is missing, left over, misshapen or damaged is an error that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nva.models import load_checkpoint, open_checkpoint, random_params
+from nva.models.checkpoint import INDEX, SINGLE
+from nva.models.params import LINEARS
+from tests.checkpoints import CASES, build, edit_json
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build(CASES["qwen3"], tmp_path)  # tied and sharded
+    return tmp_path
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    build(CASES["llama"], tmp_path)  # untied, one file
+    return tmp_path
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def refuses(folder: Path, message: str, dtype: str = "auto") -> None:
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(folder, dtype)
+
+
+def test_a_missing_tensor_is_named(single: Path) -> None:
+    edit_weights(single / SINGLE, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    refuses(single, r"lacks model\.layers\.1\.mlp\.up_proj\.weight")
+
+
+def test_a_tensor_left_over_is_named(single: Path) -> None:
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}))
+    refuses(single, r"has tensors the model doesn't use: model\.layers\.2\.mlp\.up_proj\.weight")
+
+
+def test_a_bias_the_config_does_not_ask_for_is_left_over(single: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.bias"
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({name: torch.zeros(48)}))
+    refuses(single, r"doesn't use: model\.layers\.0\.self_attn\.q_proj\.bias")
+
+
+def test_many_names_are_cut_short(single: Path) -> None:
+    edit_weights(single / SINGLE, lambda tensors: [tensors.pop(name) for name in list(tensors) if "proj" in name])
+    refuses(single, "and 9 more")
+
+
+def test_a_misshapen_tensor_is_named(single: Path) -> None:
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)}))
+    refuses(single, r"model\.norm\.weight has the shape \(47,\); config\.json asks for \(48,\)")
+
+
+def test_a_quantized_tensor_is_named(single: Path) -> None:
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48).to(torch.int8)}))
+    refuses(single, r"model\.norm\.weight is stored as I8; nva reads F64, F32, F16 and BF16")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 4, 100, 50_000])
+def test_a_truncated_file_is_named(single: Path, n_bytes: int) -> None:
+    whole = (single / SINGLE).read_bytes()
+    (single / SINGLE).write_bytes(whole[:n_bytes])
+    refuses(single, r"model\.safetensors is truncated or no safetensors file .*; download it again")
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    refuses(folder, f"lacks {shard.name}, which {INDEX} names")
+
+
+def test_a_shard_that_disagrees_with_the_index_is_named(folder: Path) -> None:
+    def move(index: dict[str, Any]) -> dict[str, Any]:
+        files = sorted(set(index["weight_map"].values()))
+        index["weight_map"]["model.norm.weight"] = next(
+            f for f in files if f != index["weight_map"]["model.norm.weight"]
+        )
+        return index
+
+    edit_json(folder / INDEX, move)
+    refuses(folder, r"disagree on model\.norm\.weight; download both again")
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}])
+def test_an_index_without_a_map_is_refused(folder: Path, content: dict[str, Any]) -> None:
+    edit_json(folder / INDEX, lambda _: content)
+    refuses(folder, "has no weight_map from tensors to files")
+
+
+def test_an_index_must_not_lead_out_of_the_folder(folder: Path) -> None:
+    edit_json(
+        folder / INDEX, lambda index: {"weight_map": dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")}
+    )
+    refuses(folder, r"names the file '\.\./elsewhere\.safetensors'; files must lie in the folder itself")
+
+
+def test_files_that_the_index_does_not_name_are_not_looked_at(folder: Path) -> None:
+    _, expected = load_checkpoint(folder)
+    for name in (SINGLE, "consolidated.safetensors", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"rubbish")
+    _, params = load_checkpoint(folder)
+    assert torch.equal(params["embed"], expected["embed"])
+
+
+def test_pickles_are_never_loaded(single: Path) -> None:
+    (single / SINGLE).rename(single / "pytorch_model.bin")
+    refuses(single, r"weights in pytorch_model\.bin.* never loaded; convert it to model\.safetensors")
+
+
+def test_a_folder_without_weights_is_refused(single: Path) -> None:
+    (single / SINGLE).unlink()
+    refuses(single, "has no weights: neither model.safetensors nor")
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    refuses(tmp_path, "is no model: it has no config.json")
+    refuses(tmp_path / "nowhere", "is no model: it has no config.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"architectures": ['])
+def test_a_damaged_config_is_refused(single: Path, text: str) -> None:
+    (single / "config.json").write_text(text)
+    refuses(single, r"config\.json (is not valid JSON|holds no JSON object).*; download it again")
+
+
+def test_rope_buffers_of_old_checkpoints_are_harmless_in_their_shape_only(single: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({name: torch.ones(4)}))
+    load_checkpoint(single)
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({name: torch.ones(5)}))
+    refuses(single, r"inv_freq has the shape \(5,\); config\.json asks for \(4,\)")
+
+
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> None:
+    build(CASES["qwen2"], tmp_path)
+    embed = "model.embed_tokens.weight"
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.update({"lm_head.weight": tensors[embed].clone()}))
+    _, params = load_checkpoint(tmp_path)
+    assert params["head"] is params["embed"]
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors["lm_head.weight"].add_(1))
+    refuses(tmp_path, r"lm_head\.weight differs from model\.embed_tokens\.weight, but .* sets tie_word_embeddings")
+
+
+def test_dtypes(single: Path) -> None:
+    _, params = load_checkpoint(single)
+    assert params["norm"].dtype == torch.float32  # config.json's
+    _, narrow = load_checkpoint(single, "bfloat16")
+    assert torch.equal(narrow["layers"][1]["qkv"], params["layers"][1]["qkv"].bfloat16())
+    _, half = load_checkpoint(single, torch.float16)
+    assert half["embed"].dtype == torch.float16
+    refuses(single, "dtype is int8; choose one of float32, bfloat16, float16, or auto", dtype="int8")
+    edit_json(single / "config.json", lambda config: {k: v for k, v in config.items() if k != "dtype"})
+    refuses(single, "dtype is missing in config.json; choose one of")
+
+
+def test_linear_weights_are_packed_once_each_and_nothing_else(single: Path) -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        packed.append(weight)
+        return weight
+
+    checkpoint, params = load_checkpoint(single, pack=pack)
+    assert len(packed) == 4 * checkpoint.spec.n_layers + 1
+    expected = [value for layer in params["layers"] for name, value in layer.items() if name in LINEARS]
+    assert {id(tensor) for tensor in packed} == {id(tensor) for tensor in [*expected, params["head"]]}
+
+
+def test_end_of_sequence_ids_are_the_union_of_both_configs(single: Path) -> None:
+    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "temperature": 0.6}))
+    edit_json(single / "config.json", lambda config: {**config, "eos_token_id": 2})
+    checkpoint = open_checkpoint(single)
+    assert checkpoint.eos_ids == {2, 7, 9}
+    assert checkpoint.generation_config["temperature"] == 0.6
+    (single / "generation_config.json").unlink()
+    edit_json(single / "config.json", lambda config: {**config, "eos_token_id": None})
+    assert open_checkpoint(single).eos_ids == frozenset()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-linear"])
+def test_random_params_have_the_form_of_loaded_ones(name: str, tmp_path: Path) -> None:
+    build(CASES[name], tmp_path)
+    checkpoint, loaded = load_checkpoint(tmp_path)
+    drawn = random_params(checkpoint.spec, torch.bfloat16, torch.Generator().manual_seed(0))
+
+    def form(params: Any) -> Any:
+        return torch.utils._pytree.tree_map(lambda tensor: tensor.shape, params)
+
+    assert form(drawn) == form(loaded)
+    assert drawn["layers"][0]["qkv"].float().std().item() == pytest.approx(0.02, rel=0.1)
+    assert (drawn["norm"] == 1).all()

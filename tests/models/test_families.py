@@ -1,0 +1,170 @@
+"""What the families read from a config.json, what they refuse, and how one adds a family of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from nva.models import FAMILIES, ModelSpec, load_checkpoint, register
+from nva.models.config import read_spec
+from nva.models.llama import LLAMA_WEIGHTS
+from nva.models.registry import read_model
+from tests.checkpoints import MAX_MODEL_LEN, SIZES, randomize
+from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
+
+BASE = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "head_dim": 8, "sliding_window": None}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12}
+
+
+def spec(family: str = "Llama", **config: Any) -> ModelSpec:
+    return read_model({"architectures": [f"{family}ForCausalLM"], **BASE, **config})[0]
+
+
+def refuses(message: str, family: str = "Llama", without: str = "", **config: Any) -> None:
+    given = {"architectures": [f"{family}ForCausalLM"], **BASE, **config}
+    given.pop(without, None)
+    with pytest.raises(ValueError, match=message):
+        read_model(given)
+
+
+def test_an_unknown_architecture_lists_those_known() -> None:
+    refuses(r"\['OtherForCausalLM'\]; known are LlamaForCausalLM, .*@nva\.models\.register", "Other")
+    refuses(r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"})
+
+
+def test_quantized_weights_are_refused_by_name() -> None:
+    refuses(r"quantized \(quantization_config: gptq\)", quantization_config={"quant_method": "gptq", "bits": 4})
+    refuses(r"quantized \(compression_config: unnamed\)", compression_config={"format": "int8"})
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    assert spec(hidden_act="swish") == spec(hidden_act="silu")
+    refuses("hidden_act 'gelu' is not known; known is silu", hidden_act="gelu")
+
+
+def test_settings_that_change_attention_and_are_not_implemented_are_refused() -> None:
+    assert spec(rope_interleaved=False) == spec()
+    refuses("sets rope_interleaved, which nva doesn't implement", rope_interleaved=True)
+    refuses("sets dual_chunk_attention_config", "Qwen2", dual_chunk_attention_config={"chunk_size": 262144})
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers", "rms_norm_eps"])
+def test_a_missing_setting_is_named(name: str) -> None:
+    refuses(f"config.json has no '{name}', which LlamaForCausalLM needs", without=name)
+
+
+def test_sizes_that_make_no_model_are_refused() -> None:
+    refuses("num_hidden_layers = '2'; it must be a whole number", num_hidden_layers="2")
+    refuses("num_attention_heads = 0", num_attention_heads=0)
+    refuses("6 query heads can't share 4 key-value heads evenly", num_key_value_heads=4)
+    refuses("vocab_size is -3", vocab_size=-3)
+    refuses("norm_eps is nan", rms_norm_eps=float("nan"))
+    refuses("the rope turns 7 numbers of each head; it takes an even number", head_dim=7)
+
+
+def test_defaults_are_the_families() -> None:
+    llama = spec()
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.tied_head, llama.qk_norm) == (False,) * 5
+    assert spec(head_dim=None).head_dim == 48 // 6
+    assert spec(num_key_value_heads=None).n_kv_heads == 6
+    biased = spec(attention_bias=True)
+    assert (biased.qkv_bias, biased.o_bias, biased.mlp_bias) == (True, True, False)
+    qwen2 = spec("Qwen2")
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
+    qwen3 = spec("Qwen3")
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm) == (False, False, True)
+    refuses("no 'head_dim', which Qwen3ForCausalLM needs", "Qwen3", without="head_dim")
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_windows_of_qwen(family: str) -> None:
+    given = {"sliding_window": 7, "max_window_layers": 1}
+    assert spec(family, **given).windows == (None, None)
+    assert spec(family, **given, use_sliding_window=True).windows == (None, 7)
+    kinds = ["sliding_attention", "full_attention"]
+    assert spec(family, **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
+    refuses("has sliding_attention layers, but config.json sets no sliding window", family, **given, layer_types=kinds)
+    refuses("attention kinds linear_attention are not known", family, layer_types=["linear_attention"] * 2)
+    refuses("has 1 layer_types for 2 layers", family, layer_types=["full_attention"])
+
+
+def test_windows_of_llama_and_mistral() -> None:
+    assert spec("Mistral", sliding_window=5).windows == (5, 5)
+    assert spec("Mistral").windows == (None, None)
+    refuses("no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window")
+    refuses("LlamaForCausalLM has no sliding window, but config.json sets one", sliding_window=5)
+    refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
+
+
+def test_ropes_are_read_in_every_spelling() -> None:
+    flat = spec(rope_scaling=YARN)
+    assert flat.ropes[0].kind == "yarn"
+    assert spec(rope_scaling={**YARN, "rope_type": "yarn", "beta_fast": None}) == flat
+    new = {**YARN, "rope_theta": 1e4, "rope_type": "yarn"}
+    assert spec(rope_theta=None, rope_parameters=new) == flat
+    window = {"sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True}
+    nested = {"full_attention": new, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+    ropes = spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).ropes
+    assert [(rope.kind, rope.theta) for rope in ropes] == [("yarn", 1e4), ("default", 100.0)]
+    assert spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).rope_ids == (0, 1)
+    assert flat.rope_ids == (0, 0)
+
+
+def test_ropes_that_are_not_understood_are_refused() -> None:
+    refuses("rope type 'su' is not known; known are default, linear", rope_scaling={"type": "su", "factor": 2.0})
+    refuses("rope type 'default' needs rope_theta, which config.json doesn't give", without="rope_theta")
+    refuses("rope type 'linear' needs factor", rope_scaling={"type": "linear"})
+    refuses(
+        "rope type 'linear' has no setting beta_fast", rope_scaling={"type": "linear", "factor": 2.0, "beta_fast": 1}
+    )
+    refuses("factor is -1.0; give a finite number", rope_scaling={"type": "linear", "factor": -1.0})
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 3}
+    refuses(r"have \(4, 3\) numbers; a rope of 8 takes 4", rope_scaling={"type": "longrope", **factors})
+
+
+def test_ropes_that_turn_part_of_a_head() -> None:
+    assert spec(partial_rotary_factor=0.5).ropes[0].dim == 4
+    assert spec(rope_theta=None, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25}).ropes[0].dim == 2
+
+
+def test_how_far_ropes_reach() -> None:
+    assert spec().reach == spec().max_position == 24
+    assert spec(rope_scaling=YARN).reach == 48
+    assert spec(rope_scaling={"type": "dynamic", "factor": 3.0}).reach == 72
+    assert spec(rope_scaling={"type": "linear", "factor": 3.0}).reach == 24  # configs state the stretched length
+
+
+def test_a_family_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Granite: Llama with a scale on the embedding, the scores, what layers add, and the logits."""
+    for name in list(FAMILIES):
+        monkeypatch.setitem(FAMILIES, name, FAMILIES[name])  # so that what follows is undone
+
+    @register("GraniteForCausalLM")
+    def granite(config: Any) -> Any:
+        scales = {
+            "embed_scale": config["embedding_multiplier"],
+            "attn_scale": config["attention_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": 1 / config["logits_scaling"],
+        }
+        return read_spec(config, **scales), LLAMA_WEIGHTS
+
+    config = GraniteConfig(
+        **SIZES, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=4.0
+    )
+    config._attn_implementation = "eager"
+    model = GraniteForCausalLM(config).eval()
+    randomize(model, seed=1)
+    model.save_pretrained(tmp_path)
+    checkpoint, params = load_checkpoint(tmp_path)
+    rows = [np.random.default_rng(0).integers(0, 97, 20)]
+    expected = [logits_of(model, rows[0])]
+    granite_model = Subject(spec=checkpoint.spec, params=params, limits=LIMITS, rows=rows, expected=expected)
+    assert max(deviation(granite_model, chunk) for chunk in (1, 6, MAX_MODEL_LEN)) < TOLERANCE
+    assert torch.isfinite(expected[0]).all()
+    del FAMILIES["GraniteForCausalLM"]

@@ -1,0 +1,179 @@
+"""Rungs c and d: what the forward compiles to in both graph modes, how often, and that the graph itself is right.
+
+The graphs are those that a device would get. The graph engine's run by the interpreter of Ascend IR, ACL graphs
+operator by operator, both on emulated operators, through whole runs of the engine.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nva.forward import make_forward
+from nva.kernels import reference
+from nva.kernels.npu import aclgraph, ge, graph
+from nva.start import filled_batch
+from tests.npu import emulation, folds, lowering, models
+from tests.npu.test_meaning import TOLERANCE
+
+BUCKETS = {"token_buckets": (16, 256), "row_buckets": (6,)}
+GE_KINDS = {
+    "Add", "Cast", "ConcatV2", "Const", "Data", "FusedInferAttentionScore", "GatherV2", "MatMul", "MatMulV2", "Mul",
+    "AddRmsNorm", "NetOutput", "Reshape", "RmsNorm", "RotaryMul", "ScatterPaKvCache", "SplitV", "Squeeze", "SwiGlu",
+    "Unsqueeze",
+}  # fmt: skip
+"""All that a dense model's graph is made of; no TensorMove, Identity or BroadcastTo, which would be copies."""
+
+
+def run(name, kernels, dtype=torch.float32, **changes):
+    """A run of the engine with the compiled forward: (spec, report, graphs)."""
+    spec = models.tiny_spec(name)
+    limits = folds.limits_for(spec, **{**BUCKETS, **changes})
+    with lowering.caught() as found:
+        sides = [
+            folds.Side(forward=make_forward(spec, limits, each), params=models.tiny_params(spec, each, dtype))
+            for each in (reference, kernels)
+        ]
+        report = folds.compare(spec, limits, *sides, folds.requests_for(spec), dtype)
+    return spec, report, found
+
+
+def ge_counts(spec):
+    """How often each of the NPU's operators occurs in a graph of this model."""
+    n, n_ropes = spec.n_layers, len(set(spec.ropes))
+    return {
+        "FusedInferAttentionScore": n,
+        "ScatterPaKvCache": n,  # keys and values by one operator
+        "RotaryMul": 2 * n,
+        "AddRmsNorm": 2 * n,
+        "RmsNorm": 1 + 2 * n * spec.qk_norm,
+        "SwiGlu": n,
+        "GatherV2": 2 + 2 * n_ropes,  # embedding, logits, cos and sin
+    }
+
+
+def aclgraph_counts(spec):
+    n = spec.n_layers
+    return {
+        "npu.npu_fused_infer_attention_score_v2.out": n,
+        "npu.npu_scatter_nd_update_.default": 2 * n,
+        "npu.npu_rotary_mul.default": 2 * n,
+        "npu.npu_add_rms_norm.default": 2 * n,
+        "npu.npu_rms_norm.default": 1 + 2 * n * spec.qk_norm,
+        "npu.npu_swiglu.default": n,
+        "aten.copy_.default": 0,  # of a whole cache, if the write had not been put back in place
+        "aten.clone.default": 0,
+    }
+
+
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_graph_engine(name):
+    with emulation.fp32_arithmetic():
+        spec, report, found = run(name, ge)
+    assert report.deviation < TOLERANCE
+    assert len(found) == len(report.shapes) == 2, "one compilation per shape, whatever the lengths"
+    for caught in found:
+        assert ge_counts(spec).items() <= dict(caught.counts).items()
+        assert set(caught.counts) <= GE_KINDS
+        assert caught.counts["MatMul"] + caught.counts["MatMulV2"] == 4 * spec.n_layers + 1
+
+
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_aclgraph(name):
+    with emulation.fp32_arithmetic():
+        spec, report, found = run(name, aclgraph)
+    assert report.deviation < TOLERANCE
+    assert len(found) == len(report.shapes) == 2
+    for caught in found:
+        counts = aclgraph_counts(spec)
+        assert counts == {name: caught.counts[name] for name in counts}
+        check_replay(spec, caught.compiled._aclgraph_cache_info)
+
+
+def check_replay(spec, captured):
+    """What a replay does: only the step's own inputs are copied in, and every attention gets new lengths."""
+    n_step_inputs = 5  # token ids, positions, slots, logit index, block tables
+    assert len(captured.user_inputs_mapping) == n_step_inputs
+    assert len(captured.mutated_user_inputs) == 2 * spec.n_layers
+    assert captured.unupdated_sym_input_index == []  # so one capture per shape
+    rulers = captured.ops_update_rulers
+    assert len(rulers) == spec.n_layers
+    assert all({"actual_seq_qlen", "actual_seq_kvlen"} <= set(ruler) for ruler in rulers.values())
+
+
+@pytest.mark.parametrize("kernels", [ge, aclgraph], ids=["ge", "aclgraph"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3, heads wider than the model, tied"])
+def test_half_types_lower_as_they_are(name, kernels):
+    """In bfloat16 the graphs differ (a bias joins its product, logits are cast); all limits on types hold in them."""
+    spec, report, found = run(name, kernels, torch.bfloat16, token_buckets=(256,))
+    assert report.deviation < 0.4
+    assert len(found) == 1
+    if kernels is ge:
+        assert ge_counts(spec).items() <= dict(found[0].counts).items()
+        assert set(found[0].counts) <= GE_KINDS - {"Add", "Mul"}
+
+
+def test_more_shapes_than_torch_allows_by_itself():
+    """Nine buckets: torch's own limit of 8 compilations would stop at the ninth."""
+    buckets = (16, 18, 20, 22, 24, 26, 28, 30, 256)
+    spec = models.tiny_spec("llama")
+    limits = folds.limits_for(spec, token_buckets=buckets)
+    with emulation.fp32_arithmetic(), lowering.caught(lambda *_: [torch.zeros(6, spec.vocab_size)]) as found:
+        compute = make_forward(spec, limits, ge)
+        params, kv = models.tiny_params(spec, ge), folds.empty_kv(spec, limits, torch.float32)
+        for bucket in (*buckets, *buckets):
+            _, kv = compute(params, kv, filled_batch(limits, bucket, 6))
+    assert len(found) == len(buckets)
+
+
+GE_FAULTS = {
+    "PA_NZ left as the cache mode": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(k, v, kc, vc, slots),
+    "K and V swapped": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(
+        v, k, kc, vc, slots, cache_mode="Norm"
+    ),
+    "slots shifted": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(
+        k, v, kc, vc, slots + 1, cache_mode="Norm"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", GE_FAULTS.values(), ids=GE_FAULTS)
+def test_faults_in_the_graph_are_caught(fault, monkeypatch):
+    monkeypatch.setattr(ge, "write_kv", fault)
+    with emulation.fp32_arithmetic():
+        try:
+            _, report, _ = run("llama", ge, token_buckets=(256,))
+        except emulation.LimitError:
+            return
+    assert report.deviation > 10 * TOLERANCE
+
+
+def test_cumulative_context_lens_in_the_graph_are_caught(monkeypatch):
+    whole = ge.attention_inputs
+
+    def cumulative(*args):
+        lengths = whole(*args)
+        return lengths._replace(context_lens=lengths.context_lens.cumsum(0))
+
+    monkeypatch.setattr(ge, "attention_inputs", cumulative)
+    with emulation.fp32_arithmetic(), pytest.raises(emulation.LimitError, match="don't fit a table"):
+        run("llama", ge, token_buckets=(256,))
+
+
+def test_a_decoder_may_use_the_other_cache_write_in_an_aclgraph(monkeypatch):
+    """npugraph_ex lacks the rule by which npu_scatter_pa_kv_cache stays in place; nva registers it."""
+
+    def write_kv(k, v, k_cache, v_cache, slots):
+        ge.write_kv(k, v.contiguous(), k_cache, v_cache, slots)
+
+    monkeypatch.setattr(aclgraph, "write_kv", write_kv)
+    with emulation.fp32_arithmetic():
+        spec, report, found = run("llama", aclgraph, token_buckets=(256,))
+    assert report.deviation < TOLERANCE
+    assert found[0].counts["npu.npu_scatter_pa_kv_cache.default"] == spec.n_layers
+    assert found[0].counts["aten.copy_.default"] == 0
+
+
+def test_integers_of_the_spec_are_constants():
+    """Bound in anything but a module they would be symbols, and every replay would compare them."""
+    assert isinstance(graph.Program(print), torch.nn.Module)
