@@ -17,10 +17,11 @@ import torch
 from attrs.validators import optional
 
 from nva.forward import KV, Forward, empty_kv, make_forward
-from nva.kernels import backend
+from nva.kernels import GRAPHS, Kernels, backend, place
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
+from nva.start import run_largest, self_check, warm_up
 from nva.state.checks import flag, whole
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
@@ -69,7 +70,7 @@ class Options:
     the cache; by default what max_rows of full length need, within a third of the free memory. max_batched_tokens:
     tokens a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer
     together, by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager:
-    never compile. policy: fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
+    never compile. graph: how an NPU runs the forward, auto, eager, ge or aclgraph; see docs/npu.md. policy: fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
     """
 
     dtype: str = "auto"
@@ -82,6 +83,7 @@ class Options:
     max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2)))
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     enforce_eager: bool = attrs.field(default=False, validator=flag)
+    graph: str = attrs.field(default="auto", validator=attrs.validators.in_(GRAPHS))
     policy: Policy = attrs.field(default="fcfs", converter=_policy)
     seed: int = attrs.field(default=0, validator=whole(0))
 
@@ -126,17 +128,23 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     chosen = Options(**options)
     folder = find_model(model)
     checkpoint = open_checkpoint(folder)
-    device = _device(chosen.device)
-    kernels, dtype = backend(device), resolve_dtype(chosen.dtype, checkpoint.config)
+    spec, where = checkpoint.spec, _device(chosen.device)
+    kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
+    device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
     params = load_params(checkpoint, dtype, device, kernels.pack_linear)
-    limits = _limits(checkpoint.spec, chosen, dtype, device)
+    limits = _limits(spec, chosen, kernels)
+    if chosen.n_blocks is None:
+        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, kernels, params, dtype, device))
+    forward, kv = make_forward(spec, limits, kernels, device), empty_kv(spec, limits, dtype, device)
+    if limits.token_buckets:
+        kv = warm_up(forward, params, kv, limits)
     tokenizer = load_tokenizer(folder)
     return Engine(
         name=folder.name,
         checkpoint=checkpoint,
         params=params,
-        forward=make_forward(checkpoint.spec, limits, kernels, device, chosen.enforce_eager),
-        kv=empty_kv(checkpoint.spec, limits, dtype, device),
+        forward=forward,
+        kv=kv,
         state=empty(limits, chosen.policy, chosen.seed),
         tokenizer=tokenizer,
         detokenizer=detokenizer(tokenizer),

@@ -45,6 +45,10 @@ class Kernels(Protocol):
         """The padded sizes of T and of B; none where every shape is as good as another."""
         ...
 
+    def cache_memory(self, device: device) -> int:
+        """Bytes of the device's memory that the cache may take when nobody says how many."""
+        ...
+
     def compiled(self, compute: Compute) -> Compute:
         """`compute(params, caches, inputs)` in the form that runs fastest: itself, or compiled for each shape."""
         ...

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 
+import os
+
 import attrs
 import numpy as np
 import torch
@@ -27,6 +29,13 @@ _SCORE_BYTES = 4 << 20  # scores held at a time
 def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """None: nothing here is compiled for a shape."""
     return (), ()
+
+
+def cache_memory(device: torch.device) -> int:
+    """A third of what is free: the machine may have other uses for the rest."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 3
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3
 
 
 def compiled(compute: Compute) -> Compute:

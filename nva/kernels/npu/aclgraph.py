@@ -3,13 +3,14 @@
 Read next: graph.py, `compiled_aclgraph`.
 """
 
+from nva.kernels.npu.graph import buckets
 from nva.kernels.npu.graph import compiled_aclgraph as compiled
 from nva.kernels.npu.operators import (
     add_rms_norm,
     attention,
     attention_inputs,
     block_size,
-    buckets,
+    cache_memory,
     copy_blocks,
     dtypes,
     linear,
@@ -26,6 +27,7 @@ __all__ = [
     "attention_inputs",
     "block_size",
     "buckets",
+    "cache_memory",
     "compiled",
     "copy_blocks",
     "dtypes",

@@ -8,13 +8,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from nva.kernels import Layout
+from nva.kernels.npu.graph import buckets
 from nva.kernels.npu.graph import compiled_ge as compiled
 from nva.kernels.npu.operators import (
     Lengths,
     add_rms_norm,
     attention,
     block_size,
-    buckets,
+    cache_memory,
     causal_mask,
     copy_blocks,
     dtypes,
@@ -32,6 +33,7 @@ __all__ = [
     "attention_inputs",
     "block_size",
     "buckets",
+    "cache_memory",
     "compiled",
     "copy_blocks",
     "dtypes",

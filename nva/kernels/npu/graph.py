@@ -22,8 +22,23 @@ from torch.utils import _pytree
 
 Compute = Callable[..., Any]
 
+SMALLEST_BUCKET = 16  # symbols of size 1 would make graphs of their own
+
 MAX_GRAPHS = 256
 """Shapes that may be compiled; torch's own limit of 8 would make the ninth an error."""
+
+
+def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Few sizes, each four times the last: a shape costs a compilation, padding at most three quarters of a step.
+
+    No gap between token buckets is wider than max_model_len, since one row holds all padding.
+    """
+    tokens, rows = [SMALLEST_BUCKET], [SMALLEST_BUCKET + 1]
+    while tokens[-1] < max_batched_tokens:
+        tokens.append(min(max_batched_tokens, 4 * tokens[-1], tokens[-1] + max_model_len))
+    while rows[-1] < max_rows + 1:
+        rows.append(min(max_rows + 1, 4 * rows[-1]))
+    return tuple(tokens), tuple(rows)
 
 
 class Program(torch.nn.Module):

@@ -16,13 +16,14 @@ import torchair
 from torch import Tensor
 
 from nva.kernels import Compute, Layout
+from nva.kernels.npu import device as device_of_process
 
 npu = torch.ops.npu
 
 block_size = 128  # the paged attention operator wants a multiple of 128, and 128 wastes least
 dtypes = (torch.bfloat16, torch.float16)  # of the attention operator
 
-_SMALLEST_BUCKET = 16
+_RESERVED = 2 << 30  # bytes
 
 
 class Lengths(NamedTuple):
@@ -42,16 +43,13 @@ def causal_mask(device: torch.device) -> Tensor:
 
 
 def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Few sizes, each four times the last: a shape costs a compilation, padding costs at most the time of a full batch.
+    """None: operators take every shape as it is."""
+    return (), ()
 
-    No gap between token buckets is wider than max_model_len, since one row holds all padding.
-    """
-    tokens, rows = [_SMALLEST_BUCKET], [_SMALLEST_BUCKET + 1]
-    while tokens[-1] < max_batched_tokens:
-        tokens.append(min(max_batched_tokens, 4 * tokens[-1], tokens[-1] + max_model_len))
-    while rows[-1] < max_rows + 1:
-        rows.append(min(max_rows + 1, 4 * rows[-1]))
-    return tuple(tokens), tuple(rows)
+
+def cache_memory(device: torch.device) -> int:
+    """What is free, but for communication buffers, the graphs' own memory and what other processes may yet take."""
+    return device_of_process.free_memory(device) - _RESERVED
 
 
 def compiled(compute: Compute) -> Compute:
