@@ -49,7 +49,7 @@ SAMPLING = {
 }
 LOADING = {
     "dtype": "float32, bfloat16, float16, or auto for the checkpoint's own",
-    "device": "cpu, cuda, cuda:1, ..., or auto for the best one here",
+    "device": "cpu, cuda, cuda:1, npu, ..., or auto for the best one here",
     "max_model_len": "tokens of prompt and answer together, by default what the model allows",
     "max_rows": "answers that are computed at once",
     "max_batched_tokens": "tokens computed in one step at most",
@@ -58,6 +58,7 @@ LOADING = {
     "cache_memory": 'or the memory for them, such as "4GiB"',
     "prefix_caching": "compute each prompt anew, also where it begins like another",
     "enforce_eager": "never compile",
+    "graph": "how an NPU runs the forward: auto, eager, ge or aclgraph",
     "policy": "who goes first",
     "seed": "another seed gives other answers, unless --temperature is 0",
 }

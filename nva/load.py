@@ -65,12 +65,13 @@ def _bytes(value: int | str | None) -> int | None:
 class Options:
     """How to load a model.
 
-    dtype: float32, bfloat16, float16, or auto for the checkpoint's own. device: cpu, cuda, cuda:1, ..., or auto for the
-    best one here. block_size: tokens a block of the cache holds. n_blocks, or cache_memory (bytes, or "4GiB"): size of
-    the cache; by default what max_rows of full length need, within a third of the free memory. max_batched_tokens:
-    tokens a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer
-    together, by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager:
-    never compile. graph: how an NPU runs the forward, auto, eager, ge or aclgraph; see docs/npu.md. policy: fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
+    dtype: float32, bfloat16, float16, or auto for the checkpoint's own. device: cpu, cuda, npu, npu:1, ..., or auto for
+    the best one here. block_size: tokens a block of the cache holds. n_blocks, or cache_memory (bytes, or "4GiB"): size
+    of the cache; by default what max_rows of full length need, as far as free memory goes. max_batched_tokens: tokens
+    a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer together,
+    by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager: never
+    compile. graph: how an NPU runs the forward: auto, eager, ge or aclgraph (docs/npu.md). policy: fcfs, priority,
+    shortest, or a Policy. seed: of the requests that bring none.
     """
 
     dtype: str = "auto"
@@ -131,13 +132,15 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     spec, where = checkpoint.spec, _device(chosen.device)
     kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
     device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
+    self_check(spec, kernels, dtype, device)
     params = load_params(checkpoint, dtype, device, kernels.pack_linear)
     limits = _limits(spec, chosen, kernels)
     if chosen.n_blocks is None:
-        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, kernels, params, dtype, device))
+        if where.startswith("npu"):
+            run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device)
+        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, kernels.cache_memory(device)))
     forward, kv = make_forward(spec, limits, kernels, device), empty_kv(spec, limits, dtype, device)
-    if limits.token_buckets:
-        kv = warm_up(forward, params, kv, limits)
+    kv = warm_up(forward, params, kv, limits)
     tokenizer = load_tokenizer(folder)
     return Engine(
         name=folder.name,
@@ -192,51 +195,57 @@ def _download(model: str) -> Path:
         ) from error
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> str:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device is {name!r}; give cpu, cuda, or auto for the best one here") from error
+        has_npu = hasattr(torch, "npu") and torch.npu.is_available()  # torch_npu, where installed, is imported by torch
+        return "npu" if has_npu else "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda", "npu"):
+        raise ValueError(f"device is {name!r}; give cpu, cuda, npu, or auto for the best one here")
+    return name
 
 
-def _limits(spec: ModelSpec, options: Options, dtype: torch.dtype, device: torch.device) -> Limits:
+def _dtype(options: Options, checkpoint: Checkpoint, kernels: Kernels) -> torch.dtype:
+    dtype = resolve_dtype(options.dtype, checkpoint.config)
+    if dtype not in kernels.dtypes:
+        names = [str(known).removeprefix("torch.") for known in kernels.dtypes]
+        raise ValueError(
+            f"dtype is {options.dtype}, here {dtype}, which device {options.device} can't compute with; "
+            f"give {' or '.join(names)}"
+        )
+    return dtype
+
+
+def _limits(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
+    """The limits, the number of blocks being 1 if it is still to be found."""
     max_model_len = options.max_model_len or spec.max_position
     if max_model_len > spec.reach:
         raise ValueError(
             f"max_model_len is {max_model_len}; the model's positions reach {spec.reach}; set rope scaling in its "
             "config.json to go further"
         )
-    block_size = options.block_size or 16
+    max_batched_tokens = min(options.max_batched_tokens, options.max_rows * max_model_len)
+    token_buckets, row_buckets = kernels.buckets(max_batched_tokens, options.max_rows, max_model_len)
     return Limits(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
-        n_blocks=options.n_blocks or _n_blocks(spec, options, block_size, max_model_len, dtype, device),
-        block_size=block_size,
+        n_blocks=options.n_blocks or 1,
+        block_size=options.block_size or kernels.block_size,
         max_rows=options.max_rows,
-        max_batched_tokens=options.max_batched_tokens,
+        max_batched_tokens=max_batched_tokens,
         prefix_caching=options.prefix_caching,
+        token_buckets=token_buckets,
+        row_buckets=row_buckets,
     )
 
 
-def _n_blocks(
-    spec: ModelSpec, options: Options, block_size: int, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks that the cache's memory holds."""
-    block_bytes = 2 * spec.n_layers * block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
-    needed = options.max_rows * blocks_for(max_model_len, block_size)
-    n_blocks = (options.cache_memory or min(needed * block_bytes, _free_memory(device) // 3)) // block_bytes
+def _n_blocks(spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, free: int) -> int:
+    """Blocks that the cache's memory holds, scratch blocks not counted."""
+    block_bytes = 2 * spec.n_layers * limits.block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
+    needed = options.max_rows * blocks_for(limits.max_model_len, limits.block_size)
+    n_blocks = options.cache_memory // block_bytes if options.cache_memory else min(needed, free // block_bytes)
     if n_blocks < 1:
         raise ValueError(f"the cache's memory holds no block of {block_bytes} bytes; raise cache_memory")
     return n_blocks
-
-
-def _free_memory(device: torch.device) -> int:
-    """Free bytes on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _eos_ids(tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nva.state.plan import Draw
@@ -186,7 +186,12 @@ def kept_by_hand(gaps, params, slack):
     return kept
 
 
+BOTH_P = {"temperature": 1.0, "top_p": 0.5, "min_p": 0.5}  # min_p leaves 0.4 and 0.3, and half of that is below 0.4
+
+
 @given(row=logit_rows, params=st.lists(filters, min_size=1, max_size=4))
+@example(row=np.log([0.4, 0.3, 0.1, 0.1, 0.1]).tolist(), params=[BOTH_P | {"top_k": 0}])
+@example(row=np.log([0.4, 0.3, 0.1, 0.1, 0.1]).tolist(), params=[BOTH_P | {"top_k": 4}])
 def test_filters_keep_what_their_definition_keeps(row, params):
     columns = {name: np.array([of[name] for of in params]) for name in params[0]}
     x = torch.tensor([row] * len(params), dtype=torch.float32)
@@ -316,9 +321,8 @@ def random_draw(data, n_rows, n_tokens):
     return draw_of(samples, samples=np.arange(len(samples)), penalized=penalized, bias=bias, **fields)
 
 
-@pytest.mark.parametrize("rows_per_slice", [1, 2, 1000])
-@given(data=st.data())
-def test_a_token_is_the_same_alone_and_in_any_batch(rows_per_slice, data):
+@given(data=st.data(), rows_per_slice=st.sampled_from([1, 2, 1000]))
+def test_a_token_is_the_same_alone_and_in_any_batch(data, rows_per_slice):
     n_rows, n_tokens = 5, 11
     eighths = st.lists(st.integers(-24, 24), min_size=n_tokens, max_size=n_tokens)
     logits = np.array(data.draw(st.lists(eighths, min_size=n_rows, max_size=n_rows))) / 8

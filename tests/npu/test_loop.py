@@ -1,0 +1,88 @@
+"""Rung e: the whole engine on device "npu", with emulated operators as the device and a seam where tensors live.
+
+Not run here, ever: placement of tensors, memory asked of a device, capture and replay. docs/npu.md has the list.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import nva
+from nva.kernels.npu import device
+from nva.models import FAMILIES
+from nva.start import shapes
+from tests.npu import lowering
+
+PROMPTS = ["The capital of France is", "Water is made of hydrogen and", "One, two, three, four,"]
+SMALL = {"max_model_len": 256, "max_rows": 4, "max_batched_tokens": 64}
+
+
+@pytest.fixture
+def emulated_device(monkeypatch):
+    """The seam: tensors stay on the CPU, which has this much memory."""
+    monkeypatch.setattr(device, "place", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(device, "free_memory", lambda _: 3 << 30)
+
+
+def answers(model, **options):
+    engine = nva.load(str(model), **SMALL, **options)
+    found = nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=12))
+    return engine, [answer.text for answer in found]
+
+
+def test_real_text_in_eager_mode(demo_model, emulated_device):
+    engine, texts = answers(demo_model, device="npu", dtype="bfloat16", graph="eager")
+    assert "Paris" in texts[0]
+    assert "oxygen" in texts[1]
+    assert "five" in texts[2]
+    limits = engine.state.limits
+    assert limits.block_size == 128
+    assert limits.n_blocks == 4 * 2, "what four rows of full length need"
+    assert texts == answers(demo_model, device="cpu", dtype="bfloat16")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["ge", "aclgraph", "auto"])
+def test_real_text_from_graphs(demo_model, emulated_device, graph):
+    """Every shape is compiled before the first request, none after it."""
+    with lowering.caught() as found:
+        engine = nva.load(str(demo_model), **SMALL, device="npu", dtype="bfloat16", graph=graph)
+        n_compiled = len(found)
+        text = nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=6))[0].text
+    assert "Paris" in text
+    assert len(found) == n_compiled
+    assert n_compiled >= len(shapes(engine.state.limits))
+
+
+def test_memory_decides_the_size_of_the_cache(demo_model, emulated_device, monkeypatch):
+    monkeypatch.setattr(device, "free_memory", lambda _: (2 << 30) + (40 << 20))  # 40 MiB beyond what is reserved
+    engine, _ = answers(demo_model, device="npu", dtype="bfloat16", graph="eager")
+    block_bytes = 2 * 30 * 128 * 3 * 64 * 2
+    assert engine.state.limits.n_blocks == (40 << 20) // block_bytes
+
+
+def test_float32_is_refused(demo_model, emulated_device):
+    with pytest.raises(ValueError, match="dtype is float32.*give bfloat16 or float16"):
+        nva.load(str(demo_model), device="npu", dtype="float32")
+
+
+def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device, monkeypatch):
+    """As a stack does that ignores the mask beyond 512 tokens."""
+    from nva.kernels.npu import operators
+
+    whole = operators.attention
+
+    def forgetful(q, *args):
+        out = whole(q, *args)
+        return torch.where(torch.arange(len(q))[:, None, None] > 512, out.mean(0), out)
+
+    monkeypatch.setattr(operators, "attention", forgetful)
+    with pytest.raises(RuntimeError, match="computes something else than the reference"):
+        nva.load(str(demo_model), device="npu", dtype="bfloat16", graph="eager")
+
+
+def test_every_family_has_a_model_in_these_tests():
+    from tests.npu.models import CONFIGS
+
+    assert {architecture for architecture, _ in CONFIGS.values()} == set(FAMILIES)
