@@ -120,17 +120,11 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
 
 def _tiny(spec: ModelSpec) -> ModelSpec:
     """One layer for each distinct rope and window of a model; windows short enough to cut something off."""
-    kinds = sorted(
-        {
-            (rope, None if window is None else min(window, 100))
-            for rope, window in zip(spec.ropes, spec.windows, strict=True)
-        },
-        key=repr,
-    )
-    ropes, windows = zip(*kinds, strict=True)
-    return attrs.evolve(
-        spec, vocab_size=64, hidden_size=64, intermediate_size=64, n_layers=len(kinds), ropes=ropes, windows=windows
-    )
+    windows = [None if window is None else min(window, 100) for window in spec.windows]
+    kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, strict=True)))
+    rope_ids, windows = zip(*kinds, strict=True)
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), rope_ids=rope_ids, windows=windows)
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
