@@ -20,6 +20,7 @@ from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request, SamplingParams, request
 from nva.steps.commit import abort, commit, stop
 from nva.steps.pack import pack
+from nva.steps.prefix import withdraw
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
@@ -105,12 +106,16 @@ def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Iterator[
 
 
 def step(engine: Engine) -> Output:
-    """One step of the engine, all of it. If it raises, the engine is as it was before."""
+    """One step of the engine, all of it. If it raises, the engine can go on from where it was before."""
     state, plan = schedule(engine.state)  # who runs, how many tokens, which blocks
     batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
-    logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
-    sampled = sample(logits, draw)
-    engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
+    try:
+        logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
+        sampled = sample(logits, draw)
+        engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
+    except BaseException:
+        engine.state = withdraw(engine.state, batch)
+        raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)
     return output

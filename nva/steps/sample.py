@@ -84,7 +84,8 @@ def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
 
 
 def adjust(x: Tensor, draw: Draw, members: Column) -> None:
-    """Apply penalties, then bias, in place, to the logits x [n, V] of the samples `members` [n]."""
+    """Apply penalties, then bias, in place, to the logits x [n, V] of the samples `members` [n]. What overflows becomes
+    the largest number: an infinite maximum would make NaN of its own gap."""
     row_of = np.full(len(draw.params), -1)
     row_of[members] = np.arange(len(members))
     penalties = [
@@ -101,7 +102,7 @@ def adjust(x: Tensor, draw: Draw, members: Column) -> None:
     if is_mine.any():
         at = _put(rows[is_mine], x), _put(draw.bias_at[is_mine, 1].astype(np.int64), x)
         bias = _put(draw.bias[is_mine], x).to(x.dtype).clamp(max=_MAX)
-        x[at] = (x[at] + bias).clamp(max=_MAX)  # an infinite maximum would make NaN of its own gap
+        x[at] = (x[at] + bias).clamp(max=_MAX)
 
 
 def _penalties(row: int, history: Int, n_prompt: int, params: Any) -> tuple[Column, ...]:
@@ -145,7 +146,8 @@ def _limit_of_nearest(gaps: Tensor, limit: Tensor, top_k: Column, top_p: Tensor)
 
 def _limit_of_all(gaps: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:
     """[n, 1] The largest gap within the limit and top_p, found bit by bit, as floats from 0 up are ordered like their
-    bits: 31 sums over a cached row cost a fraction of sorting it."""
+    bits: 31 sums over a cached row cost a fraction of sorting it. Torch may add up a lone row in another order, which
+    moves a sum by 1e-7 of itself and a token with that probability."""
     weights = (-gaps).exp().mul_(gaps.clone().le_(limit))
     target = top_p * weights.sum(-1, keepdim=True)
     bits = torch.zeros_like(target, dtype=torch.int32)
@@ -196,7 +198,7 @@ def _finalize(x: Tensor) -> Tensor:
 
 def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:
     """Log-probabilities under the softmax of logits[rows]: those of tokens [N], their ranks [N], the likeliest tokens
-    [N, K] and theirs [N, K]. Equally likely tokens come in any order."""
+    [N, K] and theirs [N, K]. Equally likely tokens come in no set order."""
     parts: list[tuple[Tensor, ...]] = []
     for part in _slices(len(rows), logits):
         scores = logits.index_select(0, _put(rows[part], logits)).log_softmax(-1)
@@ -215,8 +217,9 @@ def _slices(n_rows: int, logits: Tensor) -> Iterator[slice]:
 
 
 def _put(values: Column, like: Tensor) -> Tensor:
-    """A copy of an array on the device of a tensor. Torch refuses the strides of a record's field, so copy first."""
-    return torch.tensor(values.copy(), device=like.device)
+    """A copy of an array on the device of a tensor. Torch refuses the strides of a record's field, so copy first; a
+    blocking copy would wait for the forward."""
+    return torch.tensor(values.copy()).to(like.device, non_blocking=True)
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Column]:

@@ -2,8 +2,8 @@
 goes to prompts, in chunks. Rows and blocks go by the policy's order; short of blocks, the last in order are preempted,
 their blocks freed, and computed again later.
 
-The law: a busy state always computes a token, and the number of steps is bounded: a row is preempted only for one
-that samples now, and a row is admitted only when all its known tokens have blocks.
+The law: a busy state always computes a token, and the number of steps is bounded: prompts never preempt, since a row
+is admitted only when all its known tokens have blocks; only a token about to be sampled may cost another row its place.
 Read next: pack.py, which turns the Plan into arrays.
 """
 
@@ -210,7 +210,7 @@ def _start_samples(state: EngineState, row_ids: Int) -> tuple[EngineState, Int, 
     for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
         state = attrs.evolve(state, rows=update(state.rows, row, n_samples=1))
-        state, forks = fork(state, row, int(rows.n_samples[row]) - 1)
+        state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
         sample_rows = np.array([*sample_rows, *forks], np.int32)
         sources = np.array([*sources, *[source] * len(forks)], np.int32)
     rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)

@@ -42,7 +42,7 @@ def test_real_text_in_eager_mode(demo_model, emulated_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["ge", "aclgraph", "auto"])
+@pytest.mark.parametrize("graph", ["ge", "aclgraph"])
 def test_real_text_from_graphs(demo_model, emulated_device, graph):
     """Every shape is compiled before the first request, none after it."""
     with lowering.caught() as found:
