@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -89,7 +89,7 @@ def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: 
     return [found[index] for index in sorted(found)]
 
 
-def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Iterator[TextDelta | Completion]:
+def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[TextDelta | Completion]:
     """Increments of every sample as they come, and each prompt's Completion at its end.
 
     Bad input raises at the call, as in generate(); the prompts are queued when the first event is read. Closing the
@@ -142,7 +142,7 @@ class Transcript:
         return len(self.finished) == self.request.params.n
 
 
-def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Iterator[TextDelta | Completion]:
+def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[TextDelta | Completion]:
     """Queue the requests, step until all are answered, and pass their events on; at the end none is in flight."""
     ids = [transcript.request.id for transcript in transcripts]
     try:
