@@ -21,6 +21,7 @@ import attrs
 import npugraph_ex
 import torch
 import torch_npu
+import torchair
 import torchair._ge_concrete_graph.compat_ir as compat_ir
 import torchair._ge_concrete_graph.fx2ge_converter as fx2ge
 import torchair.npu_fx_compiler as ge_compiler
@@ -30,9 +31,11 @@ from tests.npu import ascend_ir
 
 CHIP = "Ascend910B3"
 
-assert (
-    npugraph_ex.CompilerConfig
-)  # first use loads the real module; submodules imported before it would be other copies
+# A process may use both compilers if torchair is first to patch torch: npugraph_ex then leaves its own patches out, and
+# torchair would fail over npugraph_ex's.
+torchair._utils.add_npu_patch({}, torchair.CompilerConfig())
+# The first use loads the real module; submodules imported before it would be copies of those that compile.
+assert npugraph_ex.CompilerConfig
 ex_compiler = importlib.import_module("npugraph_ex.npu_fx_compiler")
 ex_recover_view = importlib.import_module("npugraph_ex.patterns._recover_view_inplace_pattern")
 
