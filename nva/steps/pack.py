@@ -33,9 +33,8 @@ def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     """Prompt tokens whose log-probabilities this step gives: (row, position, packed index that predicts it)."""
     rows, found = state.rows, list[tuple[int, int, int]]()
-    packed_starts = np.cumsum(plan.counts) - plan.counts
     for i in np.flatnonzero(plan.counts > 1).tolist():
-        row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(packed_starts[i])
+        row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[:i].sum())
         if is_scored(request_of(rows, row), int(rows.n_known[row])):
             end = min(start + int(plan.counts[i]), int(rows.n_prompt[row]) - 1)
             found += [(row, position + 1, packed + position - start) for position in range(start, end)]
@@ -69,7 +68,8 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
     views["context_lens"][:n_rows] = plan.starts + plan.counts
     views["logit_index"][: len(logit_index)] = logit_index
     views["copies"][:] = plan.copies
-    _pad(views, n, n_rows, limits)
+    if limits.row_buckets:
+        _pad(views, n, n_rows, limits)
     return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), **views)
 
 

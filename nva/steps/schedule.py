@@ -85,7 +85,7 @@ def _preempt_for(state: EngineState, decoding: Int) -> tuple[EngineState, Int, P
     One row alone always can: submit() ends its growth where the pool ends.
     """
     preempted: list[tuple[int, int]] = []
-    while n_blocks_due(state, decoding) > state.blocks.n_free:
+    while state.blocks.n_free < len(decoding) and n_blocks_due(state, decoding) > state.blocks.n_free:
         victim = int(running(state.rows)[-1])
         entry = _as_waiting(state.rows, victim)
         preempted.append((entry.arrival, entry.sample))
