@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 
 from nva import __version__
+from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
 from nva.run import Completion, TextDelta, generate, stream
 from nva.state.policy import Policy
@@ -75,20 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help(sys.stderr)
         return 2
     try:
-        command(args)
+        return command(args) or 0
     except (ValueError, OSError) as error:
         say(f"nva: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
     top = argparse.ArgumentParser(prog="nva", description="Answer prompts with a large language model.")
     top.add_argument("--version", action="version", version=f"nva {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="run | chat")
+    commands = top.add_subparsers(title="commands", metavar="run | chat | doctor")
     run = commands.add_parser("run", help="answer one or more prompts, computed together", allow_abbrev=False)
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
@@ -102,6 +102,9 @@ def parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
     chat.usage = "nva chat [options]"
     add_common(chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY})
+    doctor = commands.add_parser("doctor", help="say what this machine can run, and what is wrong with it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=lambda args: diagnose(args["json"]))
     return top
 
 

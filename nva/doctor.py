@@ -30,6 +30,7 @@ DRIVER = Path("/usr/local/Ascend/driver/version.info")
 FIRMWARE = Path("/usr/local/Ascend/firmware/version.info")
 DEVICE_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 SHM_BYTES = 8 << 30
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 NEWEST_CANN = {  # torch_npu release -> the CANN it is built for; Ascend/pytorch, COMPATIBILITY, 2026-08
     "2.12.0": (9, 1), "2.11.0": (9, 1), "2.10.0.post4": (9, 1), "2.9.0.post6": (9, 1), "2.7.1.post8": (9, 1),
@@ -132,13 +133,15 @@ print("nva:" + json.dumps(found))
 def probe_torch(machine: Machine) -> dict[str, Any]:
     """What a child process finds out about torch and torch_npu; {"error": ...} if it doesn't get that far."""
     command = [machine.python, "-c", PROBE]
+    environment = {name: value for name, value in machine.environment.items() if name != AUTOLOAD}
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(machine.environment))
+        child = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": "importing torch and touching the device took more than two minutes"}
     line = next((line for line in child.stdout.splitlines() if line.startswith("nva:")), None)
     if line is None:
-        return {"error": (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]}
+        errors = [line for line in child.stderr.splitlines() if re.match(r"\w*Error", line)]
+        return {"error": errors[0] if errors else f"importing torch ended with exit code {child.returncode}"}
     return json.loads(line.removeprefix("nva:"))
 
 
