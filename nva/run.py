@@ -111,7 +111,7 @@ def step(engine: Engine) -> Output:
     batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
     try:
         logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
-        sampled = sample(logits, draw)
+        sampled = sample(logits, draw, engine.filter)
         engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
     except BaseException:
         engine.state = withdraw(engine.state, batch)

@@ -27,7 +27,7 @@ FILES = {
     "usr/local/bin/npu-smi": "",
     "usr/local/Ascend/driver/version.info": "Version=25.5.1\n",
     "usr/local/Ascend/firmware/version.info": "Version=7.8.0.2\n",
-    "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info": "package=toolkit\nversion=8.5.0\n",
+    "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info": "version=8.5.0\n",
 }
 TUNED = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TASK_QUEUE_ENABLE": "1", "OMP_NUM_THREADS": "4"}
 

@@ -19,6 +19,7 @@ GRAPHS = ("auto", "eager", "ge", "aclgraph")
 """How an NPU runs the forward; other devices know "auto" and "eager"."""
 
 Compute = Callable[[Any, Any, Any], Tensor]
+Filter = Callable[[Tensor, Any], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +48,10 @@ class Kernels(Protocol):
 
     def cache_memory(self, device: device) -> int:
         """Bytes of the device's memory that the cache may take when nobody says how many."""
+        ...
+
+    def make_filter_gaps(self, general: Filter) -> Filter:
+        """The sampler's filter: `general`, or one that keeps the same tokens by an operator of the device's own."""
         ...
 
     def compiled(self, compute: Compute) -> Compute:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nva.kernels import Compute, Layout
+from nva.kernels import Compute, Filter, Layout
 
 block_size = 16
 dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,6 +35,11 @@ def cache_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 3
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3
+
+
+def make_filter_gaps(general: Filter) -> Filter:
+    """The general one."""
+    return general
 
 
 def compiled(compute: Compute) -> Compute:

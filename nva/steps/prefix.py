@@ -53,13 +53,13 @@ def publish(state: EngineState, row_ids: Int) -> EngineState:
     starts, ends, chains = rows.n_published[due].tolist(), n_full[is_due].tolist(), rows.chain[due].tolist()
     new: dict[Key, Found] = {}
     for i, row in enumerate(due.tolist()):
-        tokens, table = history_of(rows, row), rows.block_tables.ids[row, : ends[i]].tolist()
+        tokens = history_of(rows, row)
         for block_index in range(starts[i], ends[i]):
             key = _key(chains[i], tokens, block_index, size)
             found = new.get(key) or blocks.index.get(key)
             if found is None:
                 n_chains += 1
-                found = new[key] = Found(table[block_index], n_chains)
+                found = new[key] = Found(int(rows.block_tables.ids[row, block_index]), n_chains)
             chains[i] = found.chain
     index, keys = blocks.index.updated(new), blocks.keys.updated({found.block: key for key, found in new.items()})
     blocks = attrs.evolve(blocks, index=index, keys=keys, n_chains=n_chains)

@@ -8,7 +8,7 @@ device before the one copy at the end. Read next: Draw and Sampled in state/plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from torch import Tensor
 from nva.state.columns import Column, Int
 from nva.state.plan import Draw, Logprobs, Sampled
 from nva.state.request import NO_LOGPROBS
+
+Filter = Callable[[Tensor, Column], None]
+"""What filter_gaps is: a device may have its own."""
 
 NEXT_TOKEN = 0
 """The purpose of an ordinary draw. Another use of randomness at the same position takes another number."""
@@ -29,9 +32,12 @@ _CPU_SLICE = 2**22  # bytes of logits worked on at once: small enough to stay in
 _DEVICE_SLICE = 2**26  # large enough to need few launches, small enough for temporaries
 
 
-def sample(logits: Tensor, draw: Draw) -> Sampled:
-    """One token for each of S samples, from logits [L, V] float32, and the log-probabilities that were asked for."""
-    picked = choose(logits, draw)
+def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled:
+    """One token for each of S samples, from logits [L, V] float32, and the log-probabilities that were asked for.
+
+    `filter_` is a device's own way to do what filter_gaps does.
+    """
+    picked = choose(logits, draw, filter_)
     n_top = int(draw.n_logprobs.max(initial=NO_LOGPROBS))
     results = list(picked)
     if n_top != NO_LOGPROBS:
@@ -47,7 +53,7 @@ def sample(logits: Tensor, draw: Draw) -> Sampled:
     )
 
 
-def choose(logits: Tensor, draw: Draw) -> Tensor:
+def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
     """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
     kinds = _kinds(draw.params, logits.shape[1])
     order = np.lexsort((draw.params["top_k"], kinds))
@@ -56,7 +62,7 @@ def choose(logits: Tensor, draw: Draw) -> Tensor:
         group = order[kinds[order] == kind]
         for part in _slices(len(group), logits):
             rows = logits.index_select(0, _put(draw.logit_rows[group[part]], logits))
-            picked.append(_choose_slice(rows, draw, group[part], kind))
+            picked.append(_choose_slice(rows, draw, group[part], kind, filter_ or filter_gaps))
     return torch.cat(picked, dim=1).index_select(1, _put(np.argsort(order), logits))
 
 
@@ -68,7 +74,7 @@ def _kinds(params: Column, n_tokens: int) -> Column:
     return np.where(params["temperature"] == 0, _GREEDY, kinds)
 
 
-def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
+def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
     """[2, n] as in `choose`, for n samples of one kind and x [n, V], their own copy of the logits."""
     is_finite = x.amax(-1).isfinite()
     adjust(x, draw, members)
@@ -78,7 +84,7 @@ def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
         params = draw.params[members]
         gaps = x.sub_(x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
         if kind != _PLAIN:
-            filter_gaps(gaps, params)
+            filter_(gaps, params)
         tokens = gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps).argmax(-1)
     return torch.stack([tokens.int(), is_finite.int()])
 

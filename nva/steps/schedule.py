@@ -48,9 +48,10 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, copies = grow(state, decoding)
     work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
     work = _chunk(work, state.rows, order[(n_due > 1) & state.rows.is_running[order]])
-    state = _advance(state, *_packed(decoding, work))
-    state, work = _admit(state, work)
     row_ids, counts = _packed(decoding, work)
+    state, work = _admit(_advance(state, row_ids, counts), work)
+    if len(work.rows) + len(decoding) > len(row_ids):
+        row_ids, counts = _packed(decoding, work)
     if not len(row_ids):
         raise ValueError("nothing waits or runs; submit a request before the next step")
     starts = state.rows.n_computed[row_ids] - counts

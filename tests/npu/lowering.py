@@ -30,6 +30,13 @@ import torchair.patterns._recover_view_inplace_pattern as recover_view
 from tests.npu import ascend_ir
 
 CHIP = "Ascend910B3"
+KERNEL = """
+from torchair._ge_concrete_graph.ge_ir_pb2 import ModelDef
+from tests.npu import ascend_ir
+graph = ModelDef.FromString({model!r}).graph[0]
+def kernel(*inputs):
+    return ascend_ir.run(graph, inputs)
+"""
 
 # A process may use both compilers if torchair is first to patch torch: npugraph_ex then leaves its own patches out, and
 # torchair would fail over npugraph_ex's.
@@ -81,9 +88,23 @@ def catch_ge(found: list[Caught], run_ir: Callable[..., Any]) -> Callable[..., A
         compiled = convert(self, module, example_inputs, observer)
         graph = compiled.graph
         found.append(Caught(counts=collections.Counter(op.type for op in graph.op), graph=graph, compiled=compiled))
-        return lambda *inputs: run_ir(graph, inputs)
+        return Runner(graph, run_ir)
 
     return compile_graph
+
+
+class Runner:
+    """A compiled graph as torchair's graph cache wants one: it runs, and it can be written as Python code."""
+
+    def __init__(self, graph: Any, run_ir: Callable[..., Any]) -> None:
+        self.graph, self.run_ir = graph, run_ir
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.run_ir(self.graph, inputs)
+
+    def codegen(self, **_: Any) -> str:
+        """Code whose `kernel` runs the graph."""
+        return KERNEL.format(model=self.graph.SerializeToString())
 
 
 def catch_ex(found: list[Caught]) -> Callable[..., Any]:

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from nva.kernels import Compute, Layout
 from nva.kernels.npu import device as device_of_process
+from nva.kernels.npu.sampling import make_filter_gaps
+
+__all__ = ["make_filter_gaps"]  # the functions below are all of the contract's others
 
 npu = torch.ops.npu
 
