@@ -11,7 +11,7 @@ import os
 import sys
 
 if sys.argv[1:2] == ["doctor"]:  # it must run where torch_npu can't be loaded, which torch would do by itself
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from nva.load import Engine, Options, load
 from nva.models.registry import register

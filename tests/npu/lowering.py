@@ -69,6 +69,7 @@ def caught(run_ir: Callable[..., Any] = ascend_ir.run) -> Iterator[list[Caught]]
             replace(npu, "current_stream", lambda *_, stream=stream: stream)
         replace(torch.npu, "graph_pool_handle", lambda: (0, 1))
         replace(fx2ge, "initialize_graph_engine", lambda *_, **__: None)
+        replace(fx2ge, "warnings", types.SimpleNamespace(warn=lambda *_: None))  # that frozen weights must not move
         replace(compat_ir, "is_cann_compat", lambda *_, **__: "")  # an empty answer: CANN knows the operator
         replace(recover_view, "_is_supported_cann_version", lambda _: True)
         replace(ex_recover_view, "_is_supported_cann_version", lambda _: True)

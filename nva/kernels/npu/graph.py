@@ -8,8 +8,10 @@ are dynamic, with every tensor pinned to one shape. Read next: operators.py and 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import os
+import pathlib
 import types
 import warnings
 from collections.abc import Callable
@@ -67,7 +69,6 @@ class Program(torch.nn.Module):
 def ge_config() -> Any:
     """Options of the graph engine."""
     config = torchair.CompilerConfig()
-    warnings.filterwarnings("ignore", "When enable frozen_parameter", UserWarning)  # says what the next line is for
     # Weights are constants of the graph, so that no run has to pass hundreds of inputs.
     config.experimental_config.frozen_parameter = True
     # An order of execution that frees memory early and is the same in every process.
@@ -84,14 +85,13 @@ def compiled_ge(compute: Compute) -> Compute:
         return cached_ge(compute, folder)
     backend = torchair.get_npu_backend(compiler_config=ge_config())
     program = torch.compile(Program(compute), backend=backend, dynamic=False, fullgraph=True)
-
-    known: dict[int, tuple[Any, Any]] = {}
+    known: list[Any] = [None, None]
 
     @functools.wraps(compute)
     def run(params: Any, caches: Any, inputs: Any) -> Any:
-        if id(params) not in known:
-            known[id(params)] = params, _pytree.tree_map(_as_parameter, params)
-        return program(known[id(params)][1], caches, inputs)
+        if known[0] is not params:
+            known[:] = params, _pytree.tree_map(_as_parameter, params)
+        return program(known[1], caches, inputs)
 
     return run
 
@@ -118,12 +118,22 @@ def cached_ge(compute: Compute, folder: str) -> Compute:
 
 
 def _method(compute: Compute, dtype: torch.dtype, shape: tuple[int, ...], folder: str) -> Compute:
-    """A compiled method for one shape. The key of its graph is its name, its module's text and the options."""
-    program = Program(compute, f"{compute!r} in {dtype} by torch_npu {torch_npu.__version__}")
+    """A compiled method for one shape. torchair's key of its graph is its name, its module's text and the options."""
+    program = Program(compute, graph_key(compute, dtype))
     name = f"forward_{'_'.join(map(str, shape))}"
     function = types.FunctionType(Program.forward.__code__.replace(co_name=name), globals(), name)
     method = types.MethodType(function, program)
     return torchair.inference.cache_compile(method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True)
+
+
+def graph_key(compute: Compute, dtype: torch.dtype) -> str:
+    """All that decides a graph but its shape: the model, the type, nva's code, the versions below it."""
+    code = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parents[2].rglob("*.py")):
+        code.update(path.read_bytes())
+    bound = [argument for argument in getattr(compute, "args", ()) if not isinstance(argument, types.ModuleType)]
+    versions = f"torch_npu {torch_npu.__version__}, CANN {torch_npu.npu.utils.get_cann_version()}"
+    return f"{bound} in {dtype}, nva {code.hexdigest()}, {versions}"
 
 
 def aclgraph_config() -> Any:
@@ -142,9 +152,13 @@ def compiled_aclgraph(compute: Compute) -> Compute:
     backend = npugraph_ex.get_npu_backend(compiler_config=aclgraph_config())
     program = torch.compile(Program(compute), backend=backend, dynamic=True, fullgraph=True)
 
+    pinned: list[Any] = [None, None]
+
     @functools.wraps(compute)
     def run(params: Any, caches: Any, inputs: Any) -> Any:
-        pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
+        if pinned[0] is not params or pinned[1] is not caches:  # once: there are hundreds
+            pinned[:] = params, caches
+            pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
         pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.attention.block_tables))
         return program(params, caches, inputs)
 
