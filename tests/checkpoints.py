@@ -20,8 +20,12 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 MAX_POSITION, MAX_MODEL_LEN = 24, 36
@@ -31,6 +35,8 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 
 SIZES = {
@@ -67,6 +73,7 @@ class Case:
     rope: dict[str, Any] = attrs.field(factory=lambda: _rope("default"))
     spelling: int = 5  # transformers' version whose names the config uses for the rope
     is_sharded: bool = False
+    is_fused: bool = False  # one tensor for all experts of a layer
     config: dict[str, Any] = attrs.field(factory=dict)
     lengths: tuple[int, ...] = (MAX_MODEL_LEN, 19, 1, 27)  # of the rows to compare
     max_model_len: int = MAX_MODEL_LEN
@@ -81,6 +88,9 @@ def _case(family: str, rope: dict[str, Any] | None = None, **fields: Any) -> Cas
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 _SAME = (MAX_MODEL_LEN,) * 3  # transformers changes these ropes with the length, so all rows reach the longest
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True}
+_PLAIN_MOE = {**_MOE, "norm_topk_prob": False}
+_IDLE = {**_MOE, "num_experts": 40, "num_experts_per_tok": 1}  # most experts get no token in most steps
 
 CASES = {
     "llama": _case("llama"),
@@ -118,6 +128,30 @@ CASES = {
         lengths=(17, 36, 20),
         **_QWEN_WINDOW,
     ),
+    "qwen3_moe": _case("qwen3_moe", head_dim=8, spelling=4, is_sharded=True, **_MOE),
+    "qwen3_moe-fused": _case("qwen3_moe", YARN, head_dim=10, is_fused=True, **_PLAIN_MOE),
+    "qwen3_moe-idle": _case("qwen3_moe", head_dim=8, is_fused=True, is_sharded=True, **_IDLE),
+    "qwen3_moe-layers": _case(
+        "qwen3_moe",
+        head_dim=8,
+        num_hidden_layers=4,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=7,
+        attention_bias=True,
+        **_MOE,
+    ),
+    "qwen2_moe": _case("qwen2_moe", shared_expert_intermediate_size=28, spelling=4, **_PLAIN_MOE),
+    "qwen2_moe-fused": _case(
+        "qwen2_moe",
+        shared_expert_intermediate_size=12,
+        is_fused=True,
+        qkv_bias=False,
+        mlp_only_layers=[0],
+        layer_types=_LAYER_TYPES,
+        **{**_QWEN_WINDOW, **_MOE},
+    ),
 }
 
 
@@ -128,7 +162,8 @@ def build(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     randomize(model, seed)
-    model.save_pretrained(folder, max_shard_size="50KB" if case.is_sharded else "50GB")
+    size = "50KB" if case.is_sharded else "50GB"
+    model.save_pretrained(folder, max_shard_size=size, save_original_format=not case.is_fused)
     if case.spelling == 4:
         edit_json(folder / "config.json", respell)
     return model
@@ -148,9 +183,10 @@ def edit_json(path: Path, edit: Any) -> None:
 
 
 def respell(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`."""
+    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts."""
     rope = config.pop("rope_parameters")
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
     scaling = None if kind == "default" else {"type": kind, **rope}
-    dtype = config.pop("dtype")
-    return {**config, "rope_theta": theta, "rope_scaling": scaling, "torch_dtype": dtype}
+    renamed = {"dtype": "torch_dtype", "num_local_experts": "num_experts"}
+    config = {renamed.get(name, name): value for name, value in config.items()}
+    return {**config, "rope_theta": theta, "rope_scaling": scaling}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nva.models.rope import read_rope
-from nva.models.spec import ModelSpec
+from nva.models.spec import ExpertSpec, ModelSpec
 
 Config = Mapping[str, Any]
 
@@ -72,6 +72,25 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
         "tied_head": config.get("tie_word_embeddings", False),
     }
     return ModelSpec(**{**fields, **differences})
+
+
+def read_experts(config: Config, shared_size: int = 0) -> tuple[ExpertSpec | None, ...]:
+    """The experts of each layer: of every decoder_sparse_step-th one that mlp_only_layers doesn't name.
+
+    Raises ValueError for settings that are missing or no sizes.
+    """
+    # transformers 5 writes Qwen3-MoE's number of experts under another name.
+    count = "num_local_experts" if "num_experts" not in config and "num_local_experts" in config else "num_experts"
+    experts = ExpertSpec(
+        n_experts=size(config, count),
+        n_active=size(config, "num_experts_per_tok"),
+        intermediate_size=size(config, "moe_intermediate_size"),
+        shared_size=shared_size,
+        normalize=required(config, "norm_topk_prob"),
+    )
+    step, dense = size({"decoder_sparse_step": 1, **config}, "decoder_sparse_step"), config.get("mlp_only_layers") or []
+    layers = range(size(config, "num_hidden_layers"))
+    return tuple(None if layer in dense or (layer + 1) % step else experts for layer in layers)
 
 
 def _layer_kinds(config: Config, usual: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from nva.kernels import Kernels
 from nva.models.params import Params
 from nva.models.rope import rope_table
-from nva.models.spec import ModelSpec
+from nva.models.spec import ExpertSpec, ModelSpec
 
 Cache = tuple[Tensor, Tensor]
 """Keys and values of one layer, [n_ids, block_size, n_kv_heads, head_dim] each."""
@@ -36,6 +36,7 @@ class Inputs:
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
     rope_tables: Turns
+    is_padding: Tensor | None = None  # [T] bool, for a model with experts
 
 
 def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Turns:
@@ -56,7 +57,7 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
     for i, layer in enumerate(params["layers"]):
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
-        x = _mlp(kernels, layer, x)
+        x = _mlp(kernels, layer, x) if spec.experts[i] is None else _moe(spec.experts[i], kernels, layer, x, inputs)
         x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
     return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
 
@@ -100,3 +101,14 @@ def _mlp(kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
     """x [T, H] -> [T, H], gated: Shazeer 2020, GLU Variants Improve Transformer."""
     x = kernels.silu_mul(kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias")))
     return kernels.linear(x, layer["down"], layer.get("down_bias"))
+
+
+def _moe(spec: ExpertSpec, kernels: Kernels, layer: Params, x: Tensor, inputs: Inputs) -> Tensor:
+    """x [T, H] -> [T, H]: each token by a few experts, and by one that computes all, as far as its own gate opens."""
+    logits = kernels.linear(x, layer["router"])
+    experts = layer["experts_gate_up"], layer["experts_down"]
+    out = kernels.moe(x, logits, *experts, spec.n_active, spec.normalize, inputs.is_padding)
+    if spec.shared_size:
+        shared = kernels.linear(kernels.silu_mul(kernels.linear(x, layer["shared_gate_up"])), layer["shared_down"])
+        out = out + torch.sigmoid(kernels.linear(x, layer["shared_gate"])) * shared
+    return out

@@ -27,9 +27,16 @@ LLAMA_WEIGHTS = Weights(
         "gate_up_bias": (f"{_MLP}gate_proj.bias", f"{_MLP}up_proj.bias"),
         "down": (f"{_MLP}down_proj.weight",),
         "down_bias": (f"{_MLP}down_proj.bias",),
+        "router": (f"{_MLP}gate.weight",),
+        "experts_gate_up": (f"{_MLP}experts.{{expert}}.gate_proj.weight", f"{_MLP}experts.{{expert}}.up_proj.weight"),
+        "experts_down": (f"{_MLP}experts.{{expert}}.down_proj.weight",),
+        "shared_gate_up": (f"{_MLP}shared_expert.gate_proj.weight", f"{_MLP}shared_expert.up_proj.weight"),
+        "shared_down": (f"{_MLP}shared_expert.down_proj.weight",),
+        "shared_gate": (f"{_MLP}shared_expert_gate.weight",),
         "norm": ("model.norm.weight",),
         "head": ("lm_head.weight",),
     },
+    fused={"experts_gate_up": f"{_MLP}experts.gate_up_proj", "experts_down": f"{_MLP}experts.down_proj"},
     rope_buffers=(f"{_ATTENTION}rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
 )
 """The names most families use. A spec decides which of them its model has."""

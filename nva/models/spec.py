@@ -13,8 +13,23 @@ from nva.state.checks import flag, number, whole
 
 
 @attrs.frozen(kw_only=True)
+class ExpertSpec:
+    """The experts that take the place of the MLP in some layers."""
+
+    n_experts: int = attrs.field(validator=whole(1))
+    n_active: int = attrs.field(validator=whole(1))  # experts that compute a token
+    intermediate_size: int = attrs.field(validator=whole(1))  # of each
+    shared_size: int = attrs.field(default=0, validator=whole(0))  # of the one that computes every token; 0 for none
+    normalize: bool = attrs.field(validator=flag)  # the weights of a token's experts sum to 1
+
+    def __attrs_post_init__(self) -> None:
+        if self.n_active > self.n_experts:
+            raise ValueError(f"{self.n_active} experts a token, but there are {self.n_experts}")
+
+
+@attrs.frozen(kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a model. `windows` and `rope_ids` have one entry per layer."""
+    """Sizes and switches of a model. `windows`, `rope_ids` and `experts` have one entry per layer."""
 
     vocab_size: int = attrs.field(validator=whole(1))
     hidden_size: int = attrs.field(validator=whole(1))
@@ -28,6 +43,7 @@ class ModelSpec:
     ropes: tuple[RopeSpec, ...]  # the distinct ones
     rope_ids: tuple[int, ...]  # which of them a layer has
     windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
+    experts: tuple[ExpertSpec | None, ...] = attrs.Factory(lambda spec: (None,) * spec.n_layers, takes_self=True)
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)
@@ -41,8 +57,9 @@ class ModelSpec:
     def __attrs_post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly")
-        if not len(self.rope_ids) == len(self.windows) == self.n_layers:
-            raise ValueError(f"{self.n_layers} layers, but {len(self.rope_ids)} ropes and {len(self.windows)} windows")
+        lengths = len(self.rope_ids), len(self.windows), len(self.experts)
+        if set(lengths) != {self.n_layers}:
+            raise ValueError(f"{self.n_layers} layers, but {lengths} ropes, windows and experts")
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
 

@@ -14,6 +14,7 @@ from nva.models import FAMILIES, ModelSpec, load_checkpoint, register
 from nva.models.config import read_spec
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.registry import read_model
+from nva.models.spec import ExpertSpec
 from tests.checkpoints import MAX_MODEL_LEN, SIZES, randomize
 from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
 
@@ -99,6 +100,41 @@ def test_windows_of_llama_and_mistral() -> None:
     refuses("no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window")
     refuses("LlamaForCausalLM has no sliding window, but config.json sets one", sliding_window=5)
     refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
+
+
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+    "shared_expert_intermediate_size": 12,
+}
+
+
+def test_experts_of_qwen() -> None:
+    qwen3 = spec("Qwen3Moe", **MOE)
+    assert (qwen3.qk_norm, qwen3.qkv_bias) == (True, False)
+    assert qwen3.experts[0] == ExpertSpec(n_experts=4, n_active=2, intermediate_size=8, normalize=True)
+    qwen2 = spec("Qwen2Moe", **MOE)
+    assert (qwen2.qk_norm, qwen2.qkv_bias, qwen2.experts[0].shared_size) == (False, True, 12)
+    where = [
+        [bool(experts) for experts in spec("Qwen3Moe", **MOE, num_hidden_layers=4, **config).experts]
+        for config in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]})
+    ]
+    assert where == [[True] * 4, [False, True, False, True], [False, True, True, False]]
+    refuses("no 'norm_topk_prob', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "norm_topk_prob", **MOE)
+    refuses("no 'num_experts', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "num_experts", **MOE)
+    refuses("5 experts a token, but there are 4", "Qwen3Moe", **{**MOE, "num_experts_per_tok": 5})
+    refuses("decoder_sparse_step = 0; it must be a whole number", "Qwen3Moe", **MOE, decoder_sparse_step=0)
+
+
+def test_windows_of_qwen_with_experts() -> None:
+    given = {**MOE, "sliding_window": 7, "max_window_layers": 1}
+    assert spec("Qwen3Moe", **given).windows == spec("Qwen2Moe", **given).windows == (None, None)
+    assert spec("Qwen3Moe", **given, use_sliding_window=True).windows == (7, 7)
+    kinds = ["sliding_attention", "full_attention"]
+    assert spec("Qwen2Moe", **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
+    refuses("no 'layer_types', which Qwen2MoeForCausalLM needs", "Qwen2Moe", **given, use_sliding_window=True)
 
 
 def test_ropes_are_read_in_every_spelling() -> None:
