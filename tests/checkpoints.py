@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -31,6 +33,7 @@ from transformers import (
 MAX_POSITION, MAX_MODEL_LEN = 24, 36
 
 FAMILIES = {
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -58,6 +61,11 @@ def _longrope(head_dim: int, **settings: Any) -> dict[str, Any]:
     divisors = [1.0 + 0.3 * i for i in range(head_dim // 2)]
     long = [2.0 + 0.7 * i for i in range(head_dim // 2)]
     return _rope("longrope", short_factor=divisors, long_factor=long, **settings)
+
+
+def _two_ropes(full: dict[str, Any]) -> dict[str, Any]:
+    """Gemma's: one for layers that see everything, one for those with a window."""
+    return {"full_attention": full, "sliding_attention": {**_rope("default"), "rope_theta": 50.0}}
 
 
 LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -128,6 +136,29 @@ CASES = {
         lengths=(17, 36, 20),
         **_QWEN_WINDOW,
     ),
+    "gemma3": _case(
+        "gemma3", _two_ropes(_rope("default")), spelling=4, head_dim=10, sliding_window=5, query_pre_attn_scalar=30
+    ),
+    "gemma3-linear": _case(
+        "gemma3",
+        _two_ropes(_rope("linear", factor=4.0)),
+        spelling=4,
+        num_hidden_layers=7,
+        head_dim=8,
+        sliding_window=7,
+        query_pre_attn_scalar=8,
+        is_sharded=True,
+    ),
+    "gemma3-layers": _case(
+        "gemma3",
+        _two_ropes(YARN),
+        head_dim=20,
+        sliding_window=1,
+        query_pre_attn_scalar=5,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_types=_LAYER_TYPES,
+    ),
     "qwen3_moe": _case("qwen3_moe", head_dim=8, spelling=4, is_sharded=True, **_MOE),
     "qwen3_moe-fused": _case("qwen3_moe", YARN, head_dim=10, is_fused=True, **_PLAIN_MOE),
     "qwen3_moe-idle": _case("qwen3_moe", head_dim=8, is_fused=True, is_sharded=True, **_IDLE),
@@ -183,8 +214,14 @@ def edit_json(path: Path, edit: Any) -> None:
 
 
 def respell(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts."""
+    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts; Gemma's layers by
+    a pattern.
+    """
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        config["sliding_window_pattern"] = 6
+        del config["layer_types"]
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
     scaling = None if kind == "default" else {"type": kind, **rope}
     renamed = {"dtype": "torch_dtype", "num_local_experts": "num_experts"}

@@ -65,16 +65,22 @@ class Kernels(Protocol):
         """x [..., K] times the transpose of the packed weight [N, K], plus bias [N]."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., H] over its root mean square, times weight [H]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+        """x [..., H] over its root mean square, times weight [H], or 1 + weight for a unit offset."""
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual)."""
         ...
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """silu(gate) * up for x [T, 2I] = (gate, up)."""
+        ...
+
+    def gelu_tanh_mul(self, x: Tensor) -> Tensor:
+        """gelu(gate) * up in the same form, with the tanh approximation of gelu."""
         ...
 
     def moe(

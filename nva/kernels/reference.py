@@ -52,23 +52,33 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained, or after
+    a weight that is stored as its difference from 1, as Gemma was.
+    """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * (1 + weight.float())).to(x.dtype) if unit_offset else normed.to(x.dtype) * weight
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """The residual stream takes x in; returns (its norm, itself)."""
     residual = x + residual
-    return rms_norm(residual, weight, eps), residual
+    return rms_norm(residual, weight, eps, unit_offset), residual
 
 
 def silu_mul(x: Tensor) -> Tensor:
     """[T, 2I] -> [T, I]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 def moe(

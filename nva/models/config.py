@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nva.models.rope import read_rope
-from nva.models.spec import ExpertSpec, ModelSpec
+from nva.models.spec import Activation, ExpertSpec, ModelSpec
 
 Config = Mapping[str, Any]
 
@@ -38,7 +38,9 @@ _REFUSED = (  # settings that change what attention or the logits are, and that 
     "final_logit_softcapping",
     "query_pre_attn_scalar",
     "rope_interleaved",
+    "use_bidirectional_attention",
 )
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
@@ -69,6 +71,7 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
         "ropes": ropes,
         "rope_ids": tuple(ropes.index(rope) for rope in layer_ropes),
         "windows": tuple(window if kind == SLIDING else None for kind in kinds),
+        "activation": _activation(config),
         "tied_head": config.get("tie_word_embeddings", False),
     }
     return ModelSpec(**{**fields, **differences})
@@ -106,8 +109,13 @@ def _check_settings(config: Config) -> None:
     for name in _REFUSED:
         if config.get(name):
             raise ValueError(f"config.json sets {name}, which nva doesn't implement")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
-        raise ValueError(f"hidden_act {config['hidden_act']!r} is not known; known is silu")
+
+
+def _activation(config: Config) -> Activation:
+    found = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if found not in _ACTIVATIONS:
+        raise ValueError(f"the activation {found!r} is not known; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[found]
 
 
 def _architecture(config: Config) -> str:

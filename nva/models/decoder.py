@@ -50,16 +50,39 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
 
     `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
     """
-    residual = _scaled(F.embedding(inputs.token_ids, params["embed"]), spec.embed_scale)
+    residual = _embedding(spec, params["embed"], inputs.token_ids)
     turns = _gather_turns(inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
-    x = kernels.rms_norm(residual, norms[0], spec.norm_eps)
+    x = kernels.rms_norm(residual, norms[0], **_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
-        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
-        x = _mlp(kernels, layer, x) if spec.experts[i] is None else _moe(spec.experts[i], kernels, layer, x, inputs)
-        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
+        x = _added(spec, kernels, x, layer.get("attention_out_norm"))
+        x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], **_norm_options(spec))
+        x = (
+            _mlp(spec, kernels, layer, x)
+            if spec.experts[i] is None
+            else _moe(spec.experts[i], kernels, layer, x, inputs)
+        )
+        x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
+        x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], **_norm_options(spec))
     return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
+
+
+def _embedding(spec: ModelSpec, table: Tensor, token_ids: Tensor) -> Tensor:
+    """[T, H]. A scale is rounded to the model's dtype, since Gemma was trained with the rounded one."""
+    x = F.embedding(token_ids, table)
+    return x if spec.embed_scale == 1 else x * x.new_full((), spec.embed_scale)
+
+
+def _norm_options(spec: ModelSpec) -> dict[str, Any]:
+    """What the norms want to know beside their weight; only what differs from the usual, as few devices have more."""
+    return {"eps": spec.norm_eps, **({"unit_offset": True} if spec.unit_offset else {})}
+
+
+def _added(spec: ModelSpec, kernels: Kernels, x: Tensor, norm: Tensor | None) -> Tensor:
+    """What an attention or MLP that gives x [T, H] adds to the stream."""
+    x = x if norm is None else kernels.rms_norm(x, norm, **_norm_options(spec))
+    return _scaled(x, spec.residual_scale)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
@@ -89,17 +112,18 @@ def _attention(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, atte
     heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(-1, (-1, spec.head_dim))
     q, k, v = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), dim=1)
     if spec.qk_norm:
-        q = kernels.rms_norm(q, layer["q_norm"], spec.norm_eps)
-        k = kernels.rms_norm(k, layer["k_norm"], spec.norm_eps)
+        q = kernels.rms_norm(q, layer["q_norm"], **_norm_options(spec))
+        k = kernels.rms_norm(k, layer["k_norm"], **_norm_options(spec))
     q, k = kernels.rotary(q, k, *attend.turn)
     kernels.write_kv(k, v, *attend.cache, attend.inputs.slots)
     out = kernels.attention(q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window)
     return kernels.linear(out.flatten(1), layer["o"], layer.get("o_bias"))
 
 
-def _mlp(kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
+def _mlp(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
     """x [T, H] -> [T, H], gated: Shazeer 2020, GLU Variants Improve Transformer."""
-    x = kernels.silu_mul(kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias")))
+    x = kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias"))
+    x = kernels.silu_mul(x) if spec.activation == "silu" else kernels.gelu_tanh_mul(x)
     return kernels.linear(x, layer["down"], layer.get("down_bias"))
 
 

@@ -60,6 +60,8 @@ def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shapes]:
     shapes |= _mlp_shapes(spec) if experts is None else _expert_shapes(experts, hidden)
     if spec.qk_norm:
         shapes |= {"q_norm": ((head_dim,),), "k_norm": ((head_dim,),)}
+    if spec.out_norms:
+        shapes |= {"attention_out_norm": ((hidden,),), "mlp_out_norm": ((hidden,),)}
     if spec.qkv_bias:
         shapes |= {"qkv_bias": ((q,), (kv,), (kv,))}
     if spec.o_bias:

@@ -6,10 +6,14 @@ Read next: decoder.py, which computes what a spec says, and params.py, the tenso
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from nva.models.rope import RopeSpec
 from nva.state.checks import flag, number, whole
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @attrs.frozen(kw_only=True)
@@ -48,9 +52,12 @@ class ModelSpec:
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)
     qk_norm: bool = attrs.field(default=False, validator=flag)  # each head of q and k is normalized before the rope
+    out_norms: bool = attrs.field(default=False, validator=flag)  # so is what each attention and each MLP adds
+    unit_offset: bool = attrs.field(default=False, validator=flag)  # norms multiply by 1 + weight
+    activation: Activation = "silu"  # of the MLP's gate
     tied_head: bool = attrs.field(default=False, validator=flag)  # the output head is the embedding
     attn_scale: float = attrs.field(default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True))
-    embed_scale: float = 1.0
+    embed_scale: float = 1.0  # rounded to the model's dtype
     residual_scale: float = 1.0  # of what each attention and each MLP adds
     logit_scale: float = 1.0
 
@@ -60,6 +67,8 @@ class ModelSpec:
         lengths = len(self.rope_ids), len(self.windows), len(self.experts)
         if set(lengths) != {self.n_layers}:
             raise ValueError(f"{self.n_layers} layers, but {lengths} ropes, windows and experts")
+        if any(self.experts) and self.activation != "silu":
+            raise ValueError(f"experts have silu gates, but this model's activation is {self.activation}")
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from nva.kernels import backend, reference
@@ -74,6 +75,18 @@ def test_rms_norm_is_llamas(dtype: torch.dtype) -> None:
 
 
 @FLOATS
+def test_rms_norm_with_a_unit_offset_is_gemmas(dtype: torch.dtype) -> None:
+    norm = Gemma3RMSNorm(48, eps=1e-3).to(dtype)
+    x, residual = torch.randn(2, 5, 3, 48).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    with torch.no_grad():
+        normed, total = reference.add_rms_norm(x, residual, norm.weight, 1e-3, unit_offset=True)
+        assert torch.equal(total, x + residual)
+        assert torch.equal(normed, norm(x + residual))
+        assert torch.equal(normed, reference.rms_norm(total, norm.weight, 1e-3, unit_offset=True))
+
+
+@FLOATS
 def test_rotary_is_llamas(dtype: torch.dtype) -> None:
     q, k = torch.randn(7, 4, 16).to(dtype), torch.randn(7, 2, 16).to(dtype)
     angles = torch.randn(7, 8).repeat(1, 2)
@@ -94,6 +107,12 @@ def test_rotary_of_part_of_a_head_passes_the_rest_through() -> None:
 def test_silu_mul_takes_the_gate_first() -> None:
     gate, up = torch.randn(2, 5, 8)
     torch.testing.assert_close(reference.silu_mul(torch.cat([gate, up], -1)), gate * torch.sigmoid(gate) * up)
+
+
+def test_gelu_tanh_mul_takes_the_gate_first() -> None:
+    gate, up = torch.randn(2, 5, 8)
+    gelu = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+    torch.testing.assert_close(reference.gelu_tanh_mul(torch.cat([gate, up], -1)), gelu * up)
 
 
 def computed(case: MoeCase) -> Tensor:

@@ -13,7 +13,7 @@ from tests.checkpoints import CASES, MAX_MODEL_LEN
 from tests.models.parity import TOLERANCE, deviation, mutated, subject
 
 
-@pytest.mark.parametrize("name", ["qwen2-yarn", "qwen3-window", "qwen2_moe-fused"])
+@pytest.mark.parametrize("name", ["qwen2-yarn", "qwen3-window", "gemma3", "qwen2_moe-fused"])
 def test_decoder_traces_without_a_break(name: str, tmp_path: Path) -> None:
     traces = []
 

@@ -19,6 +19,7 @@ from tests.checkpoints import MAX_MODEL_LEN, SIZES, randomize
 from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
 
 BASE = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "head_dim": 8, "sliding_window": None}
+GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 5, "rope_local_base_freq": 100.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12}
 
 
@@ -34,7 +35,7 @@ def refuses(message: str, family: str = "Llama", without: str = "", **config: An
 
 
 def test_an_unknown_architecture_lists_those_known() -> None:
-    refuses(r"\['OtherForCausalLM'\]; known are LlamaForCausalLM, .*@nva\.models\.register", "Other")
+    refuses(r"\['OtherForCausalLM'\]; known are .*LlamaForCausalLM, .*@nva\.models\.register", "Other")
     refuses(r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"})
 
 
@@ -45,12 +46,17 @@ def test_quantized_weights_are_refused_by_name() -> None:
 
 def test_an_unknown_activation_is_refused() -> None:
     assert spec(hidden_act="swish") == spec(hidden_act="silu")
-    refuses("hidden_act 'gelu' is not known; known is silu", hidden_act="gelu")
+    assert spec(hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
+    refuses("activation 'gelu' is not known; known are silu, swish, gelu_pytorch_tanh", hidden_act="gelu")
+    refuses("experts have silu gates", "Qwen3Moe", hidden_act="gelu_pytorch_tanh", **MOE)
 
 
 def test_settings_that_change_attention_and_are_not_implemented_are_refused() -> None:
     assert spec(rope_interleaved=False) == spec()
     refuses("sets rope_interleaved, which nva doesn't implement", rope_interleaved=True)
+    refuses("sets query_pre_attn_scalar", query_pre_attn_scalar=256)
+    refuses("sets use_bidirectional_attention", "Gemma3", use_bidirectional_attention=True, **GEMMA)
+    refuses("sets final_logit_softcapping", "Gemma3", final_logit_softcapping=30.0, **GEMMA)
     refuses("sets dual_chunk_attention_config", "Qwen2", dual_chunk_attention_config={"chunk_size": 262144})
 
 
@@ -100,6 +106,20 @@ def test_windows_of_llama_and_mistral() -> None:
     refuses("no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window")
     refuses("LlamaForCausalLM has no sliding window, but config.json sets one", sliding_window=5)
     refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
+
+
+def test_layers_and_scales_of_gemma() -> None:
+    gemma = spec("Gemma3", num_hidden_layers=13, **GEMMA)
+    assert [i for i, window in enumerate(gemma.windows) if window is None] == [5, 11]
+    assert [gemma.ropes[i].theta for i in gemma.rope_ids[4:7]] == [100.0, 1e4, 100.0]
+    assert (gemma.tied_head, gemma.qk_norm, gemma.out_norms, gemma.unit_offset) == (True,) * 4
+    assert (gemma.attn_scale, gemma.embed_scale) == (16**-0.5, 48**0.5)
+    halves = spec("Gemma3", num_hidden_layers=4, **GEMMA, sliding_window_pattern=2)
+    assert halves.windows == (5, None, 5, None)
+    scaled = spec("Gemma3", num_hidden_layers=6, rope_scaling={"rope_type": "linear", "factor": 8.0}, **GEMMA)
+    assert [rope.kind for rope in scaled.ropes] == ["default", "linear"]
+    for name in ("query_pre_attn_scalar", "sliding_window", "head_dim", "rope_local_base_freq"):
+        refuses(f"no '{name}', which Gemma3ForCausalLM needs", "Gemma3", without=name, **GEMMA)
 
 
 MOE = {

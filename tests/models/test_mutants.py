@@ -194,3 +194,25 @@ def test_tokens_put_back_in_another_order(build) -> None:
 
     sound = build("qwen3_moe")
     assert_caught(attrs.evolve(sound, kernels=mutated(reference, moe=moe)), chunks=(5, 36))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"unit_offset": False}, {"embed_scale": 1.0}, {"activation": "silu"}, {"attn_scale": 10**-0.5}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_gemma_switch_left_out(build, changed: dict[str, Any]) -> None:
+    sound = build("gemma3")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, **changed)))
+
+
+@pytest.mark.parametrize("norm", ["attention_out_norm", "mlp_out_norm"])
+def test_norm_of_what_is_added_left_out(build, norm: str) -> None:
+    sound = build("gemma3")
+    layers = [{name: value for name, value in layer.items() if name != norm} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+def test_ropes_of_gemma_swapped(build) -> None:
+    sound = build("gemma3-layers")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, rope_ids=sound.spec.rope_ids[::-1])))
