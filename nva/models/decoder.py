@@ -58,11 +58,8 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
         x = _added(spec, kernels, x, layer.get("attention_out_norm"))
         x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], **_norm_options(spec))
-        x = (
-            _mlp(spec, kernels, layer, x)
-            if spec.experts[i] is None
-            else _moe(spec.experts[i], kernels, layer, x, inputs)
-        )
+        experts = spec.experts[i]
+        x = _moe(experts, kernels, layer, x, inputs) if experts else _mlp(spec, kernels, layer, x)
         x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
         x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], **_norm_options(spec))
     return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
