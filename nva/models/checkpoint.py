@@ -105,6 +105,9 @@ def resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.
     return DTYPES[name]
 
 
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".absmax", "_blocks")
+"""How names end that only quantized checkpoints have: GPTQ and AWQ, compressed-tensors, fp8, bitsandbytes, MXFP4."""
+
 Files = dict[str, Any]
 """Tensor name -> the open file that holds it."""
 
@@ -162,9 +165,14 @@ def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:
     """Raise ValueError unless the files hold exactly the tensors of the model, and harmless ones that are known."""
     expected = _expected_shapes(checkpoint, files)
     harmless = _harmless_shapes(checkpoint.spec, checkpoint.weights)
+    left_over = files.keys() - expected.keys() - harmless.keys()
+    if quantized := [name for name in left_over if name.endswith(_QUANTIZED)]:
+        raise ValueError(
+            f"the checkpoint is quantized ({_some(quantized)}), which nva can't read; take an unquantized one"
+        )
     for problem, names in (
         ("lacks", expected.keys() - files.keys()),
-        ("has tensors the model doesn't use:", files.keys() - expected.keys() - harmless.keys()),
+        ("has tensors the model doesn't use:", left_over),
     ):
         if names:
             raise ValueError(f"{checkpoint.folder} {problem} {_some(names)}")

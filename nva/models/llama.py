@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nva.models.config import Config, read_spec, required
 from nva.models.params import Weights
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 _ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
@@ -42,7 +42,7 @@ LLAMA_WEIGHTS = Weights(
 """The names most families use. A spec decides which of them its model has."""
 
 
-@register("LlamaForCausalLM")
+@register("LlamaForCausalLM", verified=[LOGITS, "real text of SmolLM2 135M", EMULATED])
 def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
@@ -52,7 +52,7 @@ def llama(config: Config) -> tuple[ModelSpec, Weights]:
     return spec, LLAMA_WEIGHTS
 
 
-@register("MistralForCausalLM")
+@register("MistralForCausalLM", verified=[LOGITS, EMULATED])
 def mistral(config: Config) -> tuple[ModelSpec, Weights]:
     """Llama with a sliding window in every layer, or in none where the config sets it to null."""
     return read_spec(config, window=required(config, "sliding_window")), LLAMA_WEIGHTS

@@ -18,7 +18,7 @@ _DEFAULTS = {"rope_theta": 10000.0, "tie_word_embeddings": True, "rms_norm_eps":
 """What the checkpoints' own config class fills in, so that their config.json may leave it out."""
 
 
-@register("MiniCPMForCausalLM")
+@register("MiniCPMForCausalLM", verified=["logits equal to the published architecture in plain torch"])
 def minicpm(config: Config) -> tuple[ModelSpec, Weights]:
     """Attention is dense; the sparse one of long texts (InfLLM v2) and MiniCPM-MoE are refused."""
     for name in ("sparse_config", "num_experts"):

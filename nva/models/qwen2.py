@@ -10,11 +10,11 @@ from typing import Any
 from nva.models.config import Config, read_experts, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 
-@register("Qwen2ForCausalLM")
+@register("Qwen2ForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so."""
     return read_spec(config, qkv_bias=True, **qwen_windows(config)), LLAMA_WEIGHTS
@@ -27,7 +27,7 @@ def qwen_windows(config: Config) -> dict[str, Any]:
     return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}
 
 
-@register("Qwen2MoeForCausalLM")
+@register("Qwen2MoeForCausalLM", verified=[LOGITS])
 def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Which layers have a window must be listed: programs disagree on what max_window_layers means here."""
     windows = {}

@@ -9,11 +9,11 @@ from nva.models.config import Config, read_experts, read_spec, required
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
 from nva.models.qwen2 import qwen_windows
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 
-@register("Qwen3ForCausalLM")
+@register("Qwen3ForCausalLM", verified=[LOGITS, EMULATED])
 def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
     """head_dim must be given: it is seldom hidden_size / num_attention_heads."""
     head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)
@@ -21,7 +21,7 @@ def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
     return spec, LLAMA_WEIGHTS
 
 
-@register("Qwen3MoeForCausalLM")
+@register("Qwen3MoeForCausalLM", verified=[LOGITS])
 def qwen3_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so, and then in every layer."""
     head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)

@@ -94,6 +94,13 @@ def test_a_quantized_tensor_is_named(single: Path) -> None:
     refuses(single, r"model\.norm\.weight is stored as I8; nva reads F64, F32, F16 and BF16")
 
 
+@pytest.mark.parametrize("suffix", ["qweight", "weight_packed", "weight_scale_inv"])
+def test_a_quantized_checkpoint_whose_config_does_not_say_so(single: Path, suffix: str) -> None:
+    name = f"model.layers.0.mlp.up_proj.{suffix}"
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({name: torch.ones(9)}))
+    refuses(single, rf"the checkpoint is quantized \({name}\), which nva can't read")
+
+
 @pytest.mark.parametrize("n_bytes", [0, 4, 100, 50_000])
 def test_a_truncated_file_is_named(single: Path, n_bytes: int) -> None:
     whole = (single / SINGLE).read_bytes()

@@ -1,22 +1,17 @@
-"""What the families read from a config.json, what they refuse, and how one adds a family of one's own."""
+"""What the families read from a config.json, what they refuse, and what is claimed of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import GraniteConfig, GraniteForCausalLM
 
-from nva.models import FAMILIES, ModelSpec, load_checkpoint, register
-from nva.models.config import read_spec
-from nva.models.llama import LLAMA_WEIGHTS
-from nva.models.registry import read_model
+from nva.models import FAMILIES, ModelSpec
+from nva.models.registry import EMULATED, LOGITS, VERIFIED, read_model
 from nva.models.spec import ExpertSpec
-from tests.checkpoints import MAX_MODEL_LEN, SIZES, randomize
-from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
+from tests import checkpoints
+from tests.checkpoints import SIZES
+from tests.npu.models import CONFIGS
 
 BASE = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "head_dim": 8, "sliding_window": None}
 GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 5, "rope_local_base_freq": 100.0}
@@ -39,8 +34,14 @@ def test_an_unknown_architecture_lists_those_known() -> None:
     refuses(r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"})
 
 
-def test_quantized_weights_are_refused_by_name() -> None:
-    refuses(r"quantized \(quantization_config: gptq\)", quantization_config={"quant_method": "gptq", "bits": 4})
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4"])
+def test_quantized_weights_are_refused_by_name(method: str) -> None:
+    settings = {"quant_method": method, "bits": 4}
+    refuses(rf"quantized \(quantization_config: {method}\), .* take an unquantized one", quantization_config=settings)
+
+
+def test_quantized_weights_without_a_name_are_refused() -> None:
+    refuses(r"quantized \(quantization_config: unnamed\)", quantization_config="w8a8")
     refuses(r"quantized \(compression_config: unnamed\)", compression_config={"format": "int8"})
 
 
@@ -195,32 +196,10 @@ def test_how_far_ropes_reach() -> None:
     assert spec(rope_scaling={"type": "linear", "factor": 3.0}).reach == 24  # configs state the stretched length
 
 
-def test_a_family_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Granite: Llama with a scale on the embedding, the scores, what layers add, and the logits."""
-    for name in list(FAMILIES):
-        monkeypatch.setitem(FAMILIES, name, FAMILIES[name])  # so that what follows is undone
-
-    @register("GraniteForCausalLM")
-    def granite(config: Any) -> Any:
-        scales = {
-            "embed_scale": config["embedding_multiplier"],
-            "attn_scale": config["attention_multiplier"],
-            "residual_scale": config["residual_multiplier"],
-            "logit_scale": 1 / config["logits_scaling"],
-        }
-        return read_spec(config, **scales), LLAMA_WEIGHTS
-
-    config = GraniteConfig(
-        **SIZES, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=4.0
-    )
-    config._attn_implementation = "eager"
-    model = GraniteForCausalLM(config).eval()
-    randomize(model, seed=1)
-    model.save_pretrained(tmp_path)
-    checkpoint, params = load_checkpoint(tmp_path)
-    rows = [np.random.default_rng(0).integers(0, 97, 20)]
-    expected = [logits_of(model, rows[0])]
-    granite_model = Subject(spec=checkpoint.spec, params=params, limits=LIMITS, rows=rows, expected=expected)
-    assert max(deviation(granite_model, chunk) for chunk in (1, 6, MAX_MODEL_LEN)) < TOLERANCE
-    assert torch.isfinite(expected[0]).all()
-    del FAMILIES["GraniteForCausalLM"]
+def test_what_is_claimed_of_a_family_is_tested() -> None:
+    assert VERIFIED.keys() == FAMILIES.keys()
+    compared = {model.__name__ for _, model in checkpoints.FAMILIES.values()}
+    assert {name for name, claims in VERIFIED.items() if LOGITS in claims} == compared
+    assert {case.family for case in checkpoints.CASES.values()} == set(checkpoints.FAMILIES)
+    emulated = {architecture for architecture, _ in CONFIGS.values()}
+    assert {name for name, claims in VERIFIED.items() if EMULATED in claims} == emulated
