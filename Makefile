@@ -12,7 +12,7 @@ PROFILE := $(or $(NVA_HYPOTHESIS),$(if $(filter true,$(CI)),ci,full))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .NOTPARALLEL: # two pips in one environment would fight
-.PHONY: help demo test test-npu quick lint model clean
+.PHONY: help demo test test-npu quick lint model models clean
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
@@ -26,6 +26,9 @@ $(VENV)/%.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 model: $(VENV)/demo.installed
 	$(BIN)/python scripts/demo_model.py
 
+models: model
+	$(BIN)/python scripts/gemma_model.py
+
 demo: model
 	$(BIN)/nva run --max-tokens 64 --temperature 0 \
 	  "What is the capital of France? Answer briefly." \
@@ -33,7 +36,7 @@ demo: model
 	  "Explain in one sentence what a computer does." \
 	  "What is 2 + 3?"
 
-test: model lint
+test: models lint
 	NVA_HYPOTHESIS=$(PROFILE) $(PYTEST) -m "not npu"
 	$(MAKE) test-npu
 

@@ -119,12 +119,13 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
 
 
 def _tiny(spec: ModelSpec) -> ModelSpec:
-    """One layer for each distinct rope and window of a model; windows short enough to cut something off."""
+    """One layer for each distinct rope, window and experts of a model; windows short enough to cut something off."""
     windows = [None if window is None else min(window, 100) for window in spec.windows]
-    kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, strict=True)))
-    rope_ids, windows = zip(*kinds, strict=True)
+    experts = [one and attrs.evolve(one, intermediate_size=64) for one in spec.experts]
+    kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
+    layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    return attrs.evolve(spec, **sizes, n_layers=len(kinds), rope_ids=rope_ids, windows=windows)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), **layers)
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
