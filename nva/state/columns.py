@@ -136,7 +136,7 @@ class Lookup(Generic[K, V]):
         """The value under the key, None if there is none."""
         return self._taken_over().get(key)
 
-    def items(self) -> dict[K, V]:
+    def as_dict(self) -> dict[K, V]:
         """All of it, copied."""
         return dict(self._taken_over())
 

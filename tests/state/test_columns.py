@@ -66,8 +66,8 @@ def test_every_version_of_a_lookup_stays_what_it_was(updates: list[tuple[int, di
         versions.append(versions[parent % len(versions)].updated(changes))
         merged = {**expected[parent % len(expected)], **changes}
         expected.append({key: value for key, value in merged.items() if value is not None})
-        assert [version.items() for version in versions] == expected
-        assert [version.items() for version in reversed(versions)] == expected[::-1]
+        assert [version.as_dict() for version in versions] == expected
+        assert [version.as_dict() for version in reversed(versions)] == expected[::-1]
         assert [[version.get(key) for key in range(6)] for version in versions[-2:]] == [
             [content.get(key) for key in range(6)] for content in expected[-2:]
         ]
