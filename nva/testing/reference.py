@@ -73,8 +73,7 @@ class ReferenceEngine:
             self.n_arrived += 1
 
     def abort(self, request_id: int | str) -> None:
-        for sequence in [s for s in self.running if s.request.id == request_id]:
-            self._leave(sequence)
+        self._leave([s for s in self.running if s.request.id == request_id])
         self.waiting = [s for s in self.waiting if s.request.id != request_id]
 
     def step(self) -> Decisions:
@@ -85,7 +84,7 @@ class ReferenceEngine:
         while sum(self._growth(decoding)) > len(self.free):
             victim = max(self.running, key=lambda s: s.order)
             done.preempted.append(victim.name)
-            self._leave(victim)
+            self._leave([victim])
             victim.n_computed, victim.n_keyed, victim.publication = 0, 0, None
             self.waiting.append(victim)
             decoding = [s for s in decoding if s is not victim]
@@ -106,9 +105,10 @@ class ReferenceEngine:
             n = min(sequence.n_due, left, scores if sequence.is_scored else left)
             left, scores = left - n, scores - n * sequence.is_scored
             self._compute(sequence, n, done)
-        for sequence in list(self.running):
-            if sequence.name in done.computed and not sequence.n_due:
-                self._sample(sequence)
+        by_name = {sequence.name: sequence for sequence in self.running}
+        sampling = [by_name[name] for name in done.computed if not by_name[name].n_due]
+        sampling += [fork for sequence in sampling for fork in self._forks(sequence)]
+        self._leave([sequence for sequence in sampling if self._ends(sequence)])
         return done
 
     def _growth(self, decoding: list[Sequence_]) -> list[bool]:
@@ -144,15 +144,18 @@ class ReferenceEngine:
         return block
 
     def _drop(self, table: list[Block]) -> None:
-        for block in reversed(table):
+        for block in table:
             block.holders -= 1
+        for block in reversed(dict.fromkeys(table)):
             if not block.holders:
                 self.free.insert(0 if block.key is None else len(self.free), block)
 
-    def _leave(self, sequence: Sequence_) -> None:
-        self._drop(sequence.table)
-        sequence.table = []
-        self.running.remove(sequence)
+    def _leave(self, sequences: list[Sequence_]) -> None:
+        """Release the tables, as one that is read from its end: what several share is freed last."""
+        self._drop([block for sequence in sequences for block in sequence.table])
+        for sequence in sequences:
+            sequence.table = []
+            self.running.remove(sequence)
 
     def _compute(self, sequence: Sequence_, n: int, done: Decisions) -> None:
         if n:
@@ -195,20 +198,21 @@ class ReferenceEngine:
         self.running.append(sequence)
         return True
 
-    def _sample(self, sequence: Sequence_) -> None:
+    def _forks(self, sequence: Sequence_) -> list[Sequence_]:
+        """The other samples that start where this sequence's prompt ends."""
+        forks: list[Sequence_] = []
         for sample in range(1, sequence.n_samples):
             order = (*sequence.order[:2], sequence.order[2] + sample)
-            fork = attrs.evolve(
-                sequence, order=order, tokens=list(sequence.tokens), table=list(sequence.table), n_samples=1
-            )
-            for block in fork.table:
+            copies = {"tokens": list(sequence.tokens), "table": list(sequence.table)}
+            forks.append(attrs.evolve(sequence, order=order, n_samples=1, **copies))
+            for block in sequence.table:
                 block.holders += 1
-            self.running.append(fork)
-            self._append(fork)
         sequence.n_samples = 1
-        self._append(sequence)
+        self.running += forks
+        return forks
 
-    def _append(self, sequence: Sequence_) -> None:
+    def _ends(self, sequence: Sequence_) -> bool:
+        """Add the next token; whether the sequence ends with it."""
         request, limits = sequence.request, self.limits
         (token,) = toy_tokens(sequence.tokens, 1, limits.vocab_size)
         n_output = len(sequence.tokens) - len(request.prompt)
@@ -216,5 +220,4 @@ class ReferenceEngine:
             token = next(other for other in range(limits.vocab_size) if other not in request.stop_ids)
         sequence.tokens.append(token)
         longest = min(limits.max_model_len, limits.pool_len, len(request.prompt) + (request.params.max_tokens or 0))
-        if token in request.stop_ids or len(sequence.tokens) >= longest:
-            self._leave(sequence)
+        return token in request.stop_ids or len(sequence.tokens) >= longest
