@@ -135,7 +135,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
     device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
     self_check(spec, kernels, dtype, device)
-    params = load_params(checkpoint, dtype, device, kernels.pack_linear)
+    params = load_params(checkpoint, dtype, device, kernels)
     limits = _limits(spec, chosen, kernels)
     if chosen.n_blocks is None:
         if where.startswith("npu"):

@@ -119,9 +119,13 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
 
 
 def _tiny(spec: ModelSpec) -> ModelSpec:
-    """One layer for each distinct rope, window and experts of a model; windows short enough to cut something off."""
+    """One layer for each distinct rope, window and experts of a model; windows short enough to cut something off.
+
+    All experts are active: which of two equally likely ones computes a token, rounding decides, and it would show.
+    """
     windows = [None if window is None else min(window, 100) for window in spec.windows]
-    experts = [one and attrs.evolve(one, intermediate_size=64) for one in spec.experts]
+    few = {"n_experts": 8, "n_active": 8, "intermediate_size": 64}
+    experts = [one and attrs.evolve(one, **few, shared_size=min(64, one.shared_size)) for one in spec.experts]
     kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
     layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
@@ -149,7 +153,7 @@ def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.d
 
 def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:
     """The same random weights on every device."""
-    params = random_params(spec, dtype, torch.Generator().manual_seed(0), kernels.pack_linear, std=0.2)
+    params = random_params(spec, dtype, torch.Generator().manual_seed(0), kernels, std=0.2)
     return torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), params)
 
 

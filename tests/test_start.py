@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from nva.forward import empty_kv, make_forward
 from nva.kernels import reference
 from nva.models import ModelSpec, RopeSpec, random_params
+from nva.models.spec import ExpertSpec
 from nva.start import filled_batch, self_check, shapes, warm_up
 from nva.state.config import Limits
 
@@ -74,9 +76,25 @@ def wrong(**functions):
 CPU = torch.device("cpu")
 
 
+MANY = ExpertSpec(n_experts=128, n_active=8, intermediate_size=768, shared_size=4096, normalize=True)
+MOE = attrs.evolve(SPEC, experts=(None, MANY))
+
+
 def test_a_device_that_computes_the_same_passes():
-    for dtype in reference.dtypes:
-        self_check(SPEC, wrong(), dtype, CPU)
+    for spec in (SPEC, MOE):
+        for dtype in reference.dtypes:
+            self_check(spec, wrong(), dtype, CPU)
+
+
+def unweighted(x, logits, *rest):
+    return reference.moe(x, torch.zeros_like(logits), *rest)
+
+
+@pytest.mark.parametrize("moe", [lambda x, *_: x, unweighted], ids=["no experts", "no router"])
+def test_a_device_that_routes_otherwise_is_refused(moe):
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="something else than the reference"):
+            self_check(MOE, wrong(moe=moe), dtype, CPU)
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,23 @@ class Kernels(Protocol):
         """
         ...
 
+    def pack_norm(self, weight: Tensor, unit_offset: bool) -> Any:
+        """The form in which the norms want a weight [H] that they are told to have a unit offset, or not.
+
+        Called once, when a model loads.
+        """
+        ...
+
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """x [..., K] times the transpose of the packed weight [N, K], plus bias [N]."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
-        """x [..., H] over its root mean square, times weight [H], or 1 + weight for a unit offset."""
+    def rms_norm(self, x: Tensor, weight: Any, eps: float, unit_offset: bool = False) -> Tensor:
+        """x [..., H] over its root mean square, times the packed weight [H], or 1 + weight for a unit offset."""
         ...
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+        self, x: Tensor, residual: Tensor, weight: Any, eps: float, unit_offset: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual)."""
         ...

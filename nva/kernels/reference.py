@@ -52,6 +52,11 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
+def pack_norm(weight: Tensor, unit_offset: bool) -> Tensor:
+    """The weight itself: 1 + weight would be rounded."""
+    return weight
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] -> [..., N]."""
     return F.linear(x, weight, bias)

@@ -17,7 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nva.models.params import EXPERTS, Pack, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes, unpacked
+from nva.kernels import Kernels, reference
+from nva.models.params import EXPERTS, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 
@@ -60,20 +61,23 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def load_checkpoint(
-    folder: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", pack: Pack = unpacked
+    folder: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    kernels: Kernels = reference,
 ) -> tuple[Checkpoint, Params]:
     """open_checkpoint and load_params in one."""
     checkpoint = open_checkpoint(folder)
-    return checkpoint, load_params(checkpoint, dtype, device, pack)
+    return checkpoint, load_params(checkpoint, dtype, device, kernels)
 
 
 def load_params(
     checkpoint: Checkpoint,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    pack: Pack = unpacked,
+    kernels: Kernels = reference,
 ) -> Params:
-    """The parameters, in one dtype on one device; linear weights go through `pack` (kernels.pack_linear).
+    """The parameters, in one dtype on one device, and in the form that the kernels want.
 
     Files are memory-mapped and read tensor by tensor, so the weights are never held twice. Raises ValueError for a
     file that is missing or damaged, and for tensors that are missing, left over or of the wrong shape.
@@ -92,7 +96,7 @@ def load_params(
             start += len(rows)
         return param
 
-    return build_params(checkpoint.spec, read, pack)
+    return build_params(checkpoint.spec, read, kernels)
 
 
 def resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:

@@ -72,8 +72,8 @@ def _embedding(spec: ModelSpec, table: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _norm_options(spec: ModelSpec) -> dict[str, Any]:
-    """What the norms want to know beside their weight; only what differs from the usual, as few devices have more."""
-    return {"eps": spec.norm_eps, **({"unit_offset": True} if spec.unit_offset else {})}
+    """What the norms want to know beside their weight."""
+    return {"eps": spec.norm_eps, "unit_offset": spec.unit_offset}
 
 
 def _added(spec: ModelSpec, kernels: Kernels, x: Tensor, norm: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from nva.models.config import FULL, SLIDING, Config, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.registry import LOGITS, register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 _LAYER = "model.layers.{layer}."
@@ -25,7 +25,7 @@ GEMMA3_WEIGHTS = Weights(
 )
 
 
-@register("Gemma3ForCausalLM", verified=[LOGITS, "real text of Gemma 3 270M"])
+@register("Gemma3ForCausalLM", verified=[LOGITS, "real text of Gemma 3 270M", EMULATED])
 def gemma3(config: Config) -> tuple[ModelSpec, Weights]:
     """Scores are scaled by query_pre_attn_scalar instead of head_dim, embeddings by the root of hidden_size."""
     scalar, hidden = size(config, "query_pre_attn_scalar"), size(config, "hidden_size")

@@ -11,14 +11,14 @@ import math
 from nva.models.config import Config, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.registry import register
+from nva.models.registry import EMULATED, register
 from nva.models.spec import ModelSpec
 
 _DEFAULTS = {"rope_theta": 10000.0, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 """What the checkpoints' own config class fills in, so that their config.json may leave it out."""
 
 
-@register("MiniCPMForCausalLM", verified=["logits equal to the published architecture in plain torch"])
+@register("MiniCPMForCausalLM", verified=["logits equal to the published architecture in plain torch", EMULATED])
 def minicpm(config: Config) -> tuple[ModelSpec, Weights]:
     """Attention is dense; the sparse one of long texts (InfLLM v2) and MiniCPM-MoE are refused."""
     for name in ("sparse_config", "num_experts"):

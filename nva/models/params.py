@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nva.kernels import Kernels, reference
 from nva.models.spec import ExpertSpec, ModelSpec
 
 Params = dict[str, Any]
@@ -91,36 +92,32 @@ def _expert_shapes(spec: ExpertSpec, hidden: int) -> dict[str, Shapes]:
 
 
 Make = Callable[[str, "int | None", Shapes], Tensor]
-Pack = Callable[[Tensor], Any]
 
 
-def unpacked(weight: Tensor) -> Tensor:
-    """The pack that leaves weights as they are, for the reference kernels."""
-    return weight
-
-
-def build_params(spec: ModelSpec, make: Make, pack: Pack) -> Params:
+def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
     """All parameters, each given by `make(name, layer, shapes)` (layer None outside the layers) as its rows, those of
-    experts set apart, linear ones packed."""
+    experts set apart, in the form that the kernels want."""
 
     def finish(name: str, rows: Tensor, layer: int | None) -> Any:
         experts = spec.experts[layer] if name in EXPERTS and layer is not None else None
         tensor = rows if experts is None else rows.unflatten(0, (experts.n_experts, -1))
-        return pack(tensor) if name in LINEARS else tensor
+        if name.endswith("norm"):
+            return kernels.pack_norm(tensor, spec.unit_offset)
+        return kernels.pack_linear(tensor) if name in LINEARS else tensor
 
     def build(shapes: dict[str, Shapes], layer: int | None) -> Params:
         return {name: finish(name, make(name, layer, parts), layer) for name, parts in shapes.items()}
 
     params = build(outer_shapes(spec), None)
     params["layers"] = [build(layer_shapes(spec, layer), layer) for layer in range(spec.n_layers)]
-    return params if "head" in params else {**params, "head": pack(params["embed"])}
+    return params if "head" in params else {**params, "head": kernels.pack_linear(params["embed"])}
 
 
 def random_params(
     spec: ModelSpec,
     dtype: torch.dtype,
     generator: torch.Generator,
-    pack: Pack = unpacked,
+    kernels: Kernels = reference,
     std: float = 0.02,
 ) -> Params:
     """Parameters drawn from a normal distribution (norms are 1), on the generator's device: for benchmarks."""
@@ -130,4 +127,4 @@ def random_params(
         empty = torch.empty(shape, dtype=dtype, device=generator.device)
         return empty.fill_(1) if name.endswith("norm") else empty.normal_(0, std, generator=generator)
 
-    return build_params(spec, make, pack)
+    return build_params(spec, make, kernels)

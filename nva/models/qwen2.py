@@ -27,7 +27,7 @@ def qwen_windows(config: Config) -> dict[str, Any]:
     return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}
 
 
-@register("Qwen2MoeForCausalLM", verified=[LOGITS])
+@register("Qwen2MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Which layers have a window must be listed: programs disagree on what max_window_layers means here."""
     windows = {}

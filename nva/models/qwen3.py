@@ -21,7 +21,7 @@ def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
     return spec, LLAMA_WEIGHTS
 
 
-@register("Qwen3MoeForCausalLM", verified=[LOGITS])
+@register("Qwen3MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen3_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so, and then in every layer."""
     head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)

@@ -122,7 +122,9 @@ def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    x, logits = normal(n_tokens, hidden), normal(n_tokens, n_experts) + torch.tensor(popularity, dtype=dtype)
+    # Half a unit apart in any order, as of equally likely experts any may be chosen.
+    x, order = normal(n_tokens, hidden), normal(n_tokens, n_experts).argsort(-1)
+    logits = order.to(dtype) / 2 + torch.tensor(popularity, dtype=dtype)
     is_padding = torch.arange(n_tokens) >= n_tokens - n_padding
     x[is_padding], logits[is_padding] = torch.nan, torch.nan
     return MoeCase(

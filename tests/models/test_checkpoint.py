@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nva.kernels import reference
 from nva.models import load_checkpoint, open_checkpoint, random_params
 from nva.models.checkpoint import INDEX, SINGLE
 from nva.models.params import LINEARS
@@ -198,17 +199,31 @@ def test_dtypes(single: Path) -> None:
     refuses(single, "dtype is missing in config.json; choose one of")
 
 
-def test_linear_weights_are_packed_once_each_and_nothing_else(single: Path) -> None:
+def test_linear_weights_are_packed_once_each_and_nothing_else(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[torch.Tensor] = []
 
     def pack(weight: torch.Tensor) -> torch.Tensor:
         packed.append(weight)
         return weight
 
-    checkpoint, params = load_checkpoint(single, pack=pack)
+    monkeypatch.setattr(reference, "pack_linear", pack)
+    checkpoint, params = load_checkpoint(single)
     assert len(packed) == 4 * checkpoint.spec.n_layers + 1
     expected = [value for layer in params["layers"] for name, value in layer.items() if name in LINEARS]
     assert {id(tensor) for tensor in packed} == {id(tensor) for tensor in [*expected, params["head"]]}
+
+
+def test_norms_are_packed_once_each_and_told_their_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "pack_norm", lambda weight, unit_offset: weight.float() + unit_offset)
+    for name, offset in (("qwen3", 0), ("gemma3", 1)):
+        build(CASES[name], tmp_path / name)
+        _, packed = load_checkpoint(tmp_path / name)
+        with monkeypatch.context() as undone:
+            undone.setattr(reference, "pack_norm", lambda weight, unit_offset: weight)
+            _, plain = load_checkpoint(tmp_path / name)
+        for one, other in zip([packed, *packed["layers"]], [plain, *plain["layers"]], strict=True):
+            for key in (key for key in one if key != "layers"):
+                torch.testing.assert_close(one[key], other[key] + offset * key.endswith("norm"), check_dtype=False)
 
 
 def test_end_of_sequence_ids_are_the_union_of_both_configs(single: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from torchair._ge_concrete_graph import auto_generated_ge_raw_ops as declarations
 from torchair.ge._ge_graph import _ge_proto_dtype_to_ge_dtype, ge_type_to_torch_type
 
+from tests.npu import emulated_experts as experts
 from tests.npu import emulation
 
 Tensor = torch.Tensor
@@ -142,6 +143,30 @@ def mul(x1: Tensor, x2: Tensor) -> Outputs:
     return [x1 * x2]
 
 
+def muls(x: Tensor, value: float) -> Outputs:
+    return [(x.float() * value).to(x.dtype)]
+
+
+def real_div(x1: Tensor, x2: Tensor) -> Outputs:
+    return [x1 / x2]
+
+
+def reduce_sum(x: Tensor, axes: Tensor, keep_dims: bool) -> Outputs:
+    return [x.sum(axes.tolist(), keep_dims)]
+
+
+def sigmoid(x: Tensor) -> Outputs:
+    return [x.sigmoid()]
+
+
+def clip_by_value(x: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Outputs:
+    return [x.clamp(clip_value_min, clip_value_max)]
+
+
+def fill(dims: Tensor, value: Tensor) -> Outputs:
+    return [value.expand(dims.tolist()).contiguous()]
+
+
 def split(x: Tensor, size_splits: Tensor, split_dim: Tensor, num_split: int) -> Outputs:
     parts = x.split(size_splits.tolist(), int(split_dim))
     assert len(parts) == num_split, f"{num_split} parts, not {len(parts)}"
@@ -173,6 +198,27 @@ def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, **attrs: Any) -> Outputs:
 
 def swiglu(x: Tensor, dim: int) -> Outputs:
     return [emulation.swiglu(x, dim)]
+
+
+def gelu_gate(x: Tensor, dim: int, approximate: int, activate_left: bool) -> Outputs:
+    return emulation.geglu(x, dim, approximate, activate_left)
+
+
+def gating_top_k_softmax(x: Tensor, k: int, finished: Tensor | None = None) -> Outputs:
+    return experts.gating_top_k_softmax(x, finished, k)
+
+
+def grouped_matmul(x0: Tensor, weight0: Tensor, group_list: Tensor, **attrs: Any) -> Outputs:
+    absent = [attrs.pop(name) for name in list(attrs) if isinstance(attrs[name], Tensor)]
+    assert not any(tensor.numel() for tensor in absent), "biases, scales and offsets don't occur"
+    return experts.grouped_matmul([x0], [weight0], group_list=group_list, **attrs)
+
+
+def finalize_routing(
+    expanded_x: Tensor, expanded_row_idx: Tensor, scales: Tensor, drop_pad_mode: int, **_: Any
+) -> Outputs:
+    """The number of experts per token, k, is read where there are no scales."""
+    return [experts.finalize_routing(expanded_x, None, None, None, scales, expanded_row_idx, None, drop_pad_mode)]
 
 
 def scatter_pa_kv_cache(
@@ -228,6 +274,12 @@ MEANINGS: dict[str, Callable[..., Outputs]] = {
     "Cast": cast,
     "Add": add,
     "Mul": mul,
+    "Muls": muls,
+    "RealDiv": real_div,
+    "ReduceSum": reduce_sum,
+    "Sigmoid": sigmoid,
+    "ClipByValueV2": clip_by_value,
+    "Fill": fill,
     "SplitV": split,
     "ConcatV2": concat,
     "MatMul": matmul,
@@ -236,6 +288,11 @@ MEANINGS: dict[str, Callable[..., Outputs]] = {
     "AddRmsNorm": add_rms_norm,
     "RotaryMul": rotary_mul,
     "SwiGlu": swiglu,
+    "GeGluV2": gelu_gate,
+    "MoeGatingTopKSoftmax": gating_top_k_softmax,
+    "MoeInitRoutingV3": experts.init_routing,
+    "GroupedMatmul": grouped_matmul,
+    "MoeFinalizeRoutingV2": finalize_routing,
     "ScatterPaKvCache": scatter_pa_kv_cache,
     "FusedInferAttentionScore": attention,
 }

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 import torch_npu  # noqa: F401 - defines the schemas
 
+from tests.npu import emulated_experts as experts
+from tests.npu.limits import FLOATS, HALVES, LimitError, limit
+
+__all__ = ["OPERATORS", "LimitError", "limit"]
+
 UNLIMITED = 2**31 - 1
-HALVES = {torch.bfloat16, torch.float16}
-FLOATS = {*HALVES, torch.float32}
 CAUSAL = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 _attention_dtypes = set(HALVES)
-
-
-class LimitError(ValueError):
-    """An operator was called outside the limits that its documentation states."""
 
 
 @contextlib.contextmanager
@@ -36,12 +35,6 @@ def fp32_arithmetic() -> Iterator[None]:
         yield
     finally:
         _attention_dtypes.discard(torch.float32)
-
-
-def limit(holds: bool, text: str) -> None:
-    """Raise LimitError with the documented limit, unless it holds."""
-    if not holds:
-        raise LimitError(text)
 
 
 def attention(
@@ -257,6 +250,19 @@ def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
+def geglu(
+    x: torch.Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """npu_geglu: one half times the gelu of the other, and that gelu; by tanh (approximate 1) or erf (0)."""
+    limit(x.dtype in FLOATS and 1 <= x.dim() <= 8, f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}")
+    limit(x.shape[dim] % 2 == 0, f"dimension {dim} is even, not {x.shape[dim]}")
+    limit(approximate in (0, 1), f"approximate is 0 or 1, not {approximate}")
+    left, right = x.float().chunk(2, dim)
+    gate, up = (left, right) if activate_left else (right, left)
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh" if approximate else "none")
+    return (gelu * up).to(x.dtype), gelu.to(x.dtype)
+
+
 def scatter_pa_kv_cache(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -344,6 +350,11 @@ OPERATORS = {
     "npu_add_rms_norm": add_rms_norm,
     "npu_rotary_mul": rotary_mul,
     "npu_swiglu": swiglu,
+    "npu_geglu": geglu,
+    "npu_moe_gating_top_k_softmax": experts.gating_top_k_softmax,
+    "npu_moe_init_routing_v2": experts.init_routing,
+    "npu_grouped_matmul": experts.grouped_matmul,
+    "npu_moe_finalize_routing": experts.finalize_routing,
     "npu_scatter_pa_kv_cache": scatter_pa_kv_cache,
     "npu_scatter_nd_update_": scatter_nd_update,
     "npu_top_k_top_p": top_k_top_p,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from nva.kernels import Kernels
-from nva.models import FAMILIES, ModelSpec, Params, random_params
+from nva.models import FAMILIES, ModelSpec, Params
+from nva.models.params import Shapes, build_params
 
 BASE = {
     "vocab_size": 97,
@@ -26,6 +27,33 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 37,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_local_base_freq": 1e3,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+MINICPM = {
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 32,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "long_factor": [1.0 + 0.25 * i for i in range(8)],
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "original_max_position_embeddings": 512,
+    },
+}
 
 CONFIGS = {
     "llama": ("LlamaForCausalLM", {"rope_scaling": LLAMA3}),
@@ -42,6 +70,11 @@ CONFIGS = {
     ),
     "qwen3, heads wider than the model, tied": ("Qwen3ForCausalLM", {"head_dim": 48, "tie_word_embeddings": True}),
     "qwen3, as many KV heads": ("Qwen3ForCausalLM", {"head_dim": 16, "num_key_value_heads": 4}),
+    "qwen3 moe, the first layer dense": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32, "mlp_only_layers": [0]}),
+    "qwen3 moe, all experts active": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32, "num_experts_per_tok": 6}),
+    "qwen2 moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA),
+    "minicpm4": ("MiniCPMForCausalLM", MINICPM),
 }
 
 
@@ -53,10 +86,12 @@ def tiny_spec(name: str) -> ModelSpec:
 
 def tiny_params(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype = torch.float32) -> Params:
     """The same weights for every backend, norms and biases among them; large enough for faults to show."""
-    params = random_params(spec, dtype, torch.Generator().manual_seed(1), kernels.pack_linear, std=0.2)
-    generator = torch.Generator().manual_seed(2)
-    for tensors in ({"norm": params["norm"]}, *params["layers"]):
-        for name in sorted(tensors):
-            if name.endswith("norm"):
-                tensors[name].uniform_(0.5, 1.5, generator=generator)
-    return params
+    generator = torch.Generator().manual_seed(1)
+
+    def make(name: str, layer: int | None, shapes: Shapes) -> torch.Tensor:
+        empty = torch.empty(sum(part[0] for part in shapes), *shapes[0][1:], dtype=dtype)
+        if name.endswith("norm"):
+            return empty.uniform_(0.5, 1.5, generator=generator)
+        return empty.normal_(0, 0.2, generator=generator)
+
+    return build_params(spec, make, kernels)

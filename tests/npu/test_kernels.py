@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nva.kernels import Layout, reference
 from nva.kernels.npu import operators
+from tests.kernels.cases import MoeCase, moe_cases
 from tests.npu import emulation
+from tests.npu.test_meaning import Altered
 
 BLOCK = operators.block_size
 few = settings(max_examples=30, deadline=None)
@@ -34,8 +37,13 @@ def test_norms(seed, n_tokens, n_heads, size):
         normal(seed + 1, n_tokens, n_heads, size),
         normal(2, size),
     )
-    same([operators.rms_norm(x, weight, 1e-5)], [reference.rms_norm(x, weight, 1e-5)])
-    same(operators.add_rms_norm(x, residual, weight, 1e-5), reference.add_rms_norm(x, residual, weight, 1e-5))
+    for unit_offset in (False, True):
+        packed = operators.pack_norm(weight, unit_offset)
+        same([operators.rms_norm(x, packed, 1e-5, unit_offset)], [reference.rms_norm(x, weight, 1e-5, unit_offset)])
+        same(
+            operators.add_rms_norm(x, residual, packed, 1e-5, unit_offset),
+            reference.add_rms_norm(x, residual, weight, 1e-5, unit_offset),
+        )
 
 
 @few
@@ -58,6 +66,52 @@ def test_linear_and_gate(seed, n_tokens, n_in, n_out):
     same([operators.linear(x, packed, bias)], [reference.linear(x, weight, bias)])
     gates = normal(seed, n_tokens, 2 * n_in)
     same([operators.silu_mul(gates)], [reference.silu_mul(gates)])
+    same([operators.gelu_tanh_mul(gates)], [reference.gelu_tanh_mul(gates)])
+
+
+def experts_out(kernels, case):
+    """What is left of a step when padding, whose result is arbitrary, is taken out."""
+    weights = kernels.pack_linear(case.gate_up), kernels.pack_linear(case.down)
+    out = kernels.moe(case.x, case.logits, *weights, case.n_active, case.normalize, case.is_padding)
+    return out[~case.is_padding]
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=moe_cases())
+def test_experts(case):
+    """Experts without a token, experts with all of them, and padding that is NaN, as are rows beyond the groups."""
+    out, expected = experts_out(operators, case), experts_out(reference, case)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def sent_to(experts):
+    """A step of 12 tokens, the last 5 of them padding, each sent to the expert of its place in the list."""
+    logits = torch.full((12, 4), -9.0)
+    logits[torch.arange(12), experts] = 9.0
+    return MoeCase(
+        x=normal(1, 12, 6), logits=logits, gate_up=normal(2, 4, 10, 6), down=normal(3, 4, 6, 5), n_active=1,
+        normalize=False, is_padding=torch.arange(12) >= 7,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("experts", "expected"),
+    [([0, 1, 2, 3] * 3, [2, 2, 2, 1]), ([2] * 12, [0, 0, 7, 0]), ([0, 3] * 6, [4, 0, 0, 3])],
+    ids=["all experts", "one", "two"],
+)
+def test_padding_reaches_no_expert(experts, expected, monkeypatch):
+    """Neither an expert that has all tokens nor one that has none counts the 5 that are padding."""
+    counts = []
+
+    def watch(args, options):
+        counts.append(options["group_list"].tolist())
+        return args, options
+
+    monkeypatch.setattr(operators, "npu", Altered("npu_grouped_matmul", watch))
+    case = sent_to(experts)
+    same([experts_out(operators, case)], [experts_out(reference, case)])
+    assert counts == [expected] * 2
 
 
 @few

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import nva
-from nva.kernels.npu import device
+from nva.kernels.npu import device, operators
 from nva.models import FAMILIES
-from nva.start import shapes
+from nva.start import self_check, shapes
 from tests.npu import lowering
+from tests.npu.models import CONFIGS, tiny_spec
 
 PROMPTS = ["The capital of France is", "One, two, three, four,"]
 SMALL = {"max_model_len": 256, "max_rows": 4, "max_batched_tokens": 64}
@@ -68,8 +69,6 @@ def test_float32_is_refused(demo_model, emulated_device):
 
 def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device, monkeypatch):
     """As a stack does that ignores the mask beyond 512 tokens."""
-    from nva.kernels.npu import operators
-
     whole = operators.attention
 
     def forgetful(q, *args):
@@ -81,7 +80,11 @@ def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device,
         nva.load(str(demo_model), device="npu", dtype="bfloat16", graph="eager")
 
 
-def test_every_family_has_a_model_in_these_tests():
-    from tests.npu.models import CONFIGS
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_passes_the_check_at_start(name):
+    for dtype in operators.dtypes:
+        self_check(tiny_spec(name), operators, dtype, torch.device("cpu"))
 
+
+def test_every_family_has_a_model_in_these_tests():
     assert {architecture for architecture, _ in CONFIGS.values()} == set(FAMILIES)

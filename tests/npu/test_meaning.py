@@ -52,7 +52,7 @@ def test_the_real_models_logits_are_the_references(demo_model):
     sides = [
         folds.Side(
             forward=make_forward(checkpoint.spec, limits, kernels),
-            params=load_params(checkpoint, torch.float32, pack=kernels.pack_linear),
+            params=load_params(checkpoint, torch.float32, kernels=kernels),
         )
         for kernels in (reference, operators)
     ]
@@ -61,10 +61,14 @@ def test_the_real_models_logits_are_the_references(demo_model):
     assert report.deviation < TOLERANCE
 
 
+ALL_ACTIVE = "qwen3 moe, all experts active"  # where some are left out, rounding decides now and then which
+
+
 @pytest.mark.parametrize("dtype", operators.dtypes)
-def test_half_types_are_taken_as_they_are(dtype):
+@pytest.mark.parametrize("name", ["qwen2", ALL_ACTIVE, "gemma3", "minicpm4"])
+def test_half_types_are_taken_as_they_are(name, dtype):
     """All limits on types hold, and rounding alone, a norm's in another order, tells the two apart."""
-    assert compare("qwen2", dtype).deviation < 0.4
+    assert compare(name, dtype).deviation < 0.4
 
 
 class Altered:
@@ -138,7 +142,8 @@ def window_one_wider(patch):
 
 
 def residual_is_the_norm(patch):
-    patch.setattr(operators, "add_rms_norm", lambda *args: (torch.ops.npu.npu_add_rms_norm(*args)[0],) * 2)
+    whole = operators.add_rms_norm
+    patch.setattr(operators, "add_rms_norm", lambda *args, **options: (whole(*args, **options)[0],) * 2)
 
 
 def slots_off_by_one(patch):
@@ -155,7 +160,45 @@ def copies_left_out(patch):
     patch.setattr(operators, "copy_blocks", lambda *_: None)
 
 
-WINDOWED = "mistral, a window of 100"
+GROUPED = "npu_grouped_matmul"
+
+
+def summed_counts(patch):
+    alter = lambda args, options: (args, {**options, "group_list": options["group_list"].cumsum(0)})  # noqa: E731
+    patch.setattr(operators, "npu", Altered(GROUPED, alter))
+
+
+def halves_swapped_in_experts(patch):
+    """The gate is taken for what it gates."""
+
+    def alter(args, options):
+        x, (weight,) = args
+        size = models.EXPERTS["moe_intermediate_size"]
+        return (x, [weight.roll(size, 2) if weight.shape[2] == 2 * size else weight]), options
+
+    patch.setattr(operators, "npu", Altered(GROUPED, alter))
+
+
+def experts_shifted(patch):
+    alter = lambda args, options: ((args[0], [args[1][0].roll(1, 0)]), options)  # noqa: E731 - passed on at once
+    patch.setattr(operators, "npu", Altered(GROUPED, alter))
+
+
+def normalized(is_normalized):
+    """Weights of experts that are normalized, or aren't, whatever the model says."""
+    with_weights = operators.moe
+
+    def moe(x, logits, gate_up, down, n_active, normalize, is_padding):
+        return with_weights(x, logits, gate_up, down, n_active, is_normalized, is_padding)
+
+    return lambda patch: patch.setattr(operators, "moe", moe)
+
+
+def unit_offset_left_out(patch):
+    patch.setattr(operators, "pack_norm", lambda weight, unit_offset: weight)
+
+
+WINDOWED, MOE = "mistral, a window of 100", "qwen3 moe, the first layer dense"
 FAULTS = {
     "cumulative KV lengths": (cumulative_context_lens, WINDOWED),
     "query lengths per row": (query_lens_per_row, WINDOWED),
@@ -174,6 +217,17 @@ FAULTS = {
     "slots off by one": (slots_off_by_one, "llama"),
     "block copies left out": (copies_left_out, "llama"),
     "another epsilon": (another_epsilon, "llama"),
+    "a unit offset left out": (unit_offset_left_out, "gemma3"),
+    "the wrong half activated": (altered("npu_geglu", activate_left=False), "gemma3"),
+    "running sums for counts": (summed_counts, MOE),
+    "counts taken for running sums": (altered(GROUPED, group_list_type=0), MOE),
+    "the halves of gate and up swapped": (halves_swapped_in_experts, MOE),
+    "another expert's weights": (experts_shifted, MOE),
+    "experts' weights not normalized": (normalized(False), MOE),
+    "experts' weights normalized": (normalized(True), "qwen2 moe"),
+    "places in the other order": (altered("npu_moe_finalize_routing", drop_pad_mode=0), MOE),
+    "the last expert left out": (altered("npu_moe_init_routing_v2", active_expert_range=[0, 5]), MOE),
+    "no room for padding": (altered("npu_moe_init_routing_v2", expert_num=6), MOE),
 }
 
 

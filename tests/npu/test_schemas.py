@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from nva.kernels import Layout
 from nva.kernels.npu import ge, operators
@@ -17,10 +18,14 @@ from nva.models.decoder import Inputs, decode, rope_tables
 from tests.npu import emulation, models
 
 ATTENTION = "npu_fused_infer_attention_score_v2"
-EAGER = {f"npu::{ATTENTION}", "npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_rotary_mul", "npu::npu_swiglu"}
+COMMON = {"npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_rotary_mul"}
+ROUTED = {
+    "npu::npu_moe_gating_top_k_softmax", "npu::npu_moe_init_routing_v2", "npu::npu_grouped_matmul",
+    "npu::npu_moe_finalize_routing", "npu::npu_swiglu",
+}  # fmt: skip
 CALLS = {
-    "operators": (operators, EAGER | {"npu::npu_scatter_nd_update_"}),
-    "ge": (ge, EAGER - {f"npu::{ATTENTION}"} | {f"air::{ATTENTION}", "npu::npu_scatter_pa_kv_cache"}),
+    "operators": (operators, {f"npu::{ATTENTION}", "npu::npu_scatter_nd_update_"}),
+    "ge": (ge, {f"air::{ATTENTION}", "npu::npu_scatter_pa_kv_cache"}),
 }
 N_TOKENS, N_ROWS, N_LOGITS = 16, 5, 3
 
@@ -38,6 +43,12 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+def expected_calls(spec, mode) -> set[str]:
+    """The operators that a model of this spec is made of."""
+    gate = "npu::npu_swiglu" if spec.activation == "silu" else "npu::npu_geglu"
+    return COMMON | CALLS[mode][1] | {gate} | (ROUTED if any(spec.experts) else set())
+
+
 def meta_inputs(spec, kernels, cache) -> Inputs:
     """A step's inputs without values, but for the lengths on the host."""
     ints = lambda *shape: torch.empty(shape, dtype=torch.int32, device="meta")  # noqa: E731 - seven uses below
@@ -50,6 +61,7 @@ def meta_inputs(spec, kernels, cache) -> Inputs:
         logit_index=ints(N_LOGITS),
         attention=kernels.attention_inputs(host, on_device, cache),
         rope_tables=rope_tables(spec, 64, torch.device("meta")),
+        is_padding=torch.empty(N_TOKENS, dtype=torch.bool, device="meta"),
     )
 
 
@@ -57,8 +69,8 @@ def meta_inputs(spec, kernels, cache) -> Inputs:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", models.CONFIGS)
 def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
-    spec, (kernels, expected) = models.tiny_spec(name), CALLS[mode]
-    cpu = random_params(spec, dtype, torch.Generator(), kernels.pack_linear)
+    spec, kernels = models.tiny_spec(name), CALLS[mode][0]
+    cpu = random_params(spec, dtype, torch.Generator(), kernels)
     params = {
         name: [{key: x.to("meta") for key, x in layer.items()} for layer in value]
         if name == "layers"
@@ -70,7 +82,7 @@ def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
     with Recorder() as recorder:
         logits = decode(spec, kernels, params, caches, meta_inputs(spec, kernels, caches[0][0]))
     assert (logits.shape, logits.dtype) == ((N_LOGITS, spec.vocab_size), torch.float32)
-    assert recorder.names == expected
+    assert recorder.names == expected_calls(spec, mode)
 
 
 def test_block_copies_fit_too():
@@ -90,32 +102,40 @@ def test_sinks_fit_too():
         assert kernels.attention(q, cache, cache, lengths, 0.1, window, sinks).shape == q.shape
 
 
-def test_emulated_operators_infer_shapes_as_the_real_ones(monkeypatch):
+def test_emulated_operators_infer_shapes_as_the_real_ones():
     """The shapes and types that the emulation gives are those of torch_npu's own shape inference."""
 
     def on_meta(x):
         return x.to("meta") if isinstance(x, torch.Tensor) else x
 
     floats, cache = torch.randn(4, 4, 32).bfloat16(), torch.zeros(2, 128, 2, 32, dtype=torch.bfloat16)
+    keys, experts = floats[:, :2].contiguous(), torch.zeros(4, 2, dtype=torch.int32)
+    routing = {
+        "active_num": 8, "expert_num": 3, "active_expert_range": [0, 3], "expert_tokens_num_type": 1,
+        "expert_tokens_num_flag": True,
+    }  # fmt: skip
+    groups = {"group_list": torch.tensor([1, 3]), "split_item": 2, "group_type": 0, "group_list_type": 1}
     calls = {
-        "npu_rms_norm": (floats, floats[0, 0].clone(), 1e-5),
-        "npu_add_rms_norm": (floats, floats, floats[0, 0].clone(), 1e-5),
-        "npu_rotary_mul": (floats[None], floats[None, :, :1].clone(), floats[None, :, :1].clone()),
-        "npu_swiglu": (floats,),
-        "npu_scatter_nd_update_": (cache, torch.tensor([[0]]), cache[:1].clone()),
-        "npu_scatter_pa_kv_cache": (
-            *[floats[:, :2].contiguous()] * 2, cache, cache.clone(), torch.arange(4), None, None, None, "Norm",
+        "npu_rms_norm": ((floats, floats[0, 0].clone(), 1e-5), {}),
+        "npu_add_rms_norm": ((floats, floats, floats[0, 0].clone(), 1e-5), {}),
+        "npu_rotary_mul": ((floats[None], *[floats[None, :, :1].clone()] * 2), {}),
+        "npu_swiglu": ((floats,), {}),
+        "npu_geglu": ((floats,), {}),
+        "npu_moe_gating_top_k_softmax": ((floats[0].float(), torch.zeros(4, dtype=torch.bool), 3), {}),
+        "npu_moe_init_routing_v2": ((floats[0], experts), routing),
+        "npu_grouped_matmul": (([floats[0]], [torch.zeros(2, 32, 7, dtype=torch.bfloat16)]), groups),
+        "npu_moe_finalize_routing": (
+            (floats[0], None, None, None, floats[0, :2, :2].clone(), torch.arange(4).int(), None, 2), {},
         ),
-        "npu_top_k_top_p": (floats[0], floats[0, :, 0].clamp(0, 1), torch.ones(4, dtype=torch.int32)),
+        "npu_scatter_nd_update_": ((cache, torch.tensor([[0]]), cache[:1].clone()), {}),
+        "npu_scatter_pa_kv_cache": ((keys, keys, cache, cache.clone(), torch.arange(4)), {"cache_mode": "Norm"}),
+        "npu_top_k_top_p": ((floats[0], floats[0, :, 0].clamp(0, 1), torch.ones(4, dtype=torch.int32)), {}),
     }  # fmt: skip
     assert {*calls, ATTENTION} == {name for name in emulation.OPERATORS if not name.startswith("_") and "." not in name}
-    for name, args in calls.items():
+    for name, (args, options) in calls.items():
         operator = getattr(torch.ops.npu, name)
-        if name == "npu_scatter_pa_kv_cache":
-            args, options = args[:5], {"cache_mode": args[-1]}
-        else:
-            options = {}
-        expected, given = operator(*map(on_meta, args), **options), operator(*args, **options)
-        pairs = zip(*[x if isinstance(x, tuple) else (x,) for x in (expected, given)], strict=True)
+        meta_args, meta_options = tree_map(on_meta, (args, options))
+        expected, given = operator(*meta_args, **meta_options), operator(*args, **options)
+        pairs = zip(*[x if isinstance(x, tuple | list) else (x,) for x in (expected, given)], strict=True)
         for one, other in pairs:
             assert one is other is None or (one.shape, one.dtype) == (other.shape, other.dtype), name

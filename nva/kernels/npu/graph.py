@@ -149,6 +149,8 @@ def compiled_aclgraph(compute: Compute) -> Compute:
     """`compute` captured as an ACL graph by npugraph_ex, lengths updated at each replay."""
     _raise_limits()
     _register_reinplace()
+    # A model's scales are constants: as symbols, which lengths must be, every replay would copy them to the device.
+    torch._dynamo.config.specialize_float = True
     backend = npugraph_ex.get_npu_backend(compiler_config=aclgraph_config())
     program = torch.compile(Program(compute), backend=backend, dynamic=True, fullgraph=True)
 
@@ -159,7 +161,8 @@ def compiled_aclgraph(compute: Compute) -> Compute:
         if pinned[0] is not params or pinned[1] is not caches:  # once: there are hundreds
             pinned[:] = params, caches
             pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
-        pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.attention.block_tables))
+        pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.is_padding))
+        pin(inputs.attention.block_tables)
         return program(params, caches, inputs)
 
     return run

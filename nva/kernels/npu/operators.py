@@ -59,8 +59,13 @@ def compiled(compute: Compute) -> Compute:
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """The weight [N, K] as [K, N]: the product is then one operator, without a transpose."""
-    return weight.t().contiguous()
+    """The weight [..., N, K] as [..., K, N]: the product is then one operator, without a transpose."""
+    return weight.mT.contiguous()
+
+
+def pack_norm(weight: Tensor, unit_offset: bool) -> Tensor:
+    """The factor of the operators, which know no offset: 1 + weight, rounded once here."""
+    return 1 + weight if unit_offset else weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -68,12 +73,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., H]. The weight is multiplied in float32, so bfloat16 rounds once where the reference rounds twice."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+    """x [..., H]. The weight is multiplied in float32, so bfloat16 rounds once where the reference rounds twice; a unit
+    offset is in it already."""
     return npu.npu_rms_norm(x, weight, eps)[0]
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual) in one pass over memory."""
     normed, _, total = npu.npu_add_rms_norm(x, residual, weight, eps)
     return normed, total
@@ -82,6 +90,47 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def silu_mul(x: Tensor) -> Tensor:
     """[T, 2I] -> [T, I]."""
     return npu.npu_swiglu(x)
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I]. The operator's default is to activate the second half."""
+    return npu.npu_geglu(x, dim=-1, approximate=1, activate_left=True)[0]
+
+
+def moe(
+    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, n_active: int, normalize: bool, is_padding: Tensor
+) -> Tensor:
+    """x [T, H] routed, sorted by expert, multiplied group by group, put back and added; counts stay on the device.
+
+    Padding is "finished" for the router, which sends it to expert E, outside the range of those that are active. So its
+    rows come after all groups, no product computes them, and their places are -1, which the last operator can't read.
+    """
+    n_tokens, n_experts = logits.shape
+    weights, experts, _ = npu.npu_moe_gating_top_k_softmax(logits.float(), is_padding, n_active)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    grouped, places, counts, _ = npu.npu_moe_init_routing_v2(
+        x,
+        experts,
+        active_num=n_tokens * n_active,
+        expert_num=n_experts + 1,
+        active_expert_range=[0, n_experts],
+        expert_tokens_num_type=1,  # counts, no running sum
+        expert_tokens_num_flag=True,
+        quant_mode=-1,
+    )
+    grouped = silu_mul(_grouped_linear(grouped, gate_up, counts))
+    grouped = _grouped_linear(grouped, down, counts)
+    places, weights = places.clamp(min=0), weights.to(x.dtype)
+    # Mode 2: places lie token by token, as the operator above gives them. Mode 0, the default, has expert by expert.
+    return npu.npu_moe_finalize_routing(grouped, None, None, None, weights, places, None, drop_pad_mode=2)
+
+
+def _grouped_linear(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """x [R, K] -> [R, N]: counts[e] rows times weights[e] [K, N], expert after expert; what follows is undefined."""
+    # split_item 2: one result; group_type 0: rows are grouped; group_list_type 1: by counts.
+    (out,) = npu.npu_grouped_matmul([x], [weights], group_list=counts, split_item=2, group_type=0, group_list_type=1)
+    return out
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
