@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
     run.add_argument("--file", metavar="PATH", help="more prompts, one per line; - reads them from stdin")
+    run.add_argument("--image", metavar="PATH", action="append", help="an image to ask about; may be given again")
     form = run.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="put the prompt as a question: the default for a chat model")
     form.add_argument("--raw", action="store_true", help="let the model continue the prompt as it stands")
@@ -180,7 +181,7 @@ def run_command(args: Mapping[str, Any]) -> None:
         raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
     engine, params = open_engine(args)
     is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
-    prompts = [as_prompt(text, args["system"], is_chat) for text in texts]
+    prompts = [as_prompt(text, args["system"], is_chat, args["image"] or ()) for text in texts]
     start = time.perf_counter()
     completions = generate(engine, prompts, params, progress=not args["quiet"])
     if not args["quiet"]:
@@ -204,12 +205,14 @@ def has_chat_template(engine: Engine) -> bool:
     return engine.tokenizer is not None and bool(engine.tokenizer.chat_template)
 
 
-def as_prompt(text: str, system: str | None, is_chat: bool) -> Prompt:
-    """A question to a chat model, or text to continue."""
+def as_prompt(text: str, system: str | None, is_chat: bool, images: Sequence[str] = ()) -> Prompt:
+    """A question to a chat model, perhaps about images, or text to continue."""
     if is_chat:
-        return {"messages": [*opening(system), message("user", text)]}
-    if system is not None:
-        raise ValueError("--system needs a chat template, which --raw and some checkpoints do without; leave it out")
+        shown = [{"type": "image", "image": path} for path in images]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        return {"messages": [*opening(system), {"role": "user", "content": content}]}
+    for flag in [name for name, given in (("--system", system is not None), ("--image", images)) if given]:
+        raise ValueError(f"{flag} needs a chat template, which --raw and some checkpoints do without; leave it out")
     return text
 
 

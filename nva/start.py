@@ -43,7 +43,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
     n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
     arrays = {
         "token_ids": np.zeros(n_tokens),
-        "positions": np.arange(n_tokens)[None] - np.repeat(ends, counts) + length,
+        "positions": np.tile(np.arange(n_tokens) - np.repeat(ends, counts) + length, (limits.position_axes, 1)),
         "slots": np.arange(n_tokens),
         "block_tables": np.arange(limits.table_width) % n_ids + np.zeros((n_rows, 1)),
         "query_ends": ends,
@@ -125,7 +125,7 @@ def _tiny(spec: ModelSpec) -> ModelSpec:
     kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
     layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    return attrs.evolve(spec, **sizes, n_layers=len(kinds), **layers)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), rope_axes=(), vision=None, **layers)
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:

@@ -137,6 +137,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def vision_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of q, k, v [P, N, D] in which every one of P patches sees all; the softmax is float32."""
+        ...
+
 
 def backend(device_: str | device, heads: Any = None, graph: str = "auto") -> Kernels:
     """The kernels for a device, imported when asked for; an NPU's depend on the model's heads (a ModelSpec) and graph.

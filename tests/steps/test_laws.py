@@ -144,8 +144,8 @@ def write_shared_blocks(state, row_ids):
     return is_full, np.zeros_like(is_shared)
 
 
-def find_the_last_token(blocks, tokens, n_known, block_size):
-    return MATCH(blocks, tokens, n_known + 1, block_size)
+def find_the_last_token(blocks, tokens, n_known, *rest):
+    return MATCH(blocks, tokens, n_known + 1, *rest)
 
 
 def preempt_the_first(rows):
