@@ -46,13 +46,13 @@ def encode_prompt(
 def image_sources(prompt: Prompt) -> list[Any]:
     """What the messages of a prompt give as images, in order; encode() checks their form."""
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else None
-    parts = [
-        part
-        for message in (messages if isinstance(messages, Sequence) else ())
-        for part in (message.get("content") if isinstance(message, Mapping) else None) or ()
-        if isinstance(part, Mapping)
-    ]
+    contents = [message.get("content") for message in _listed(messages) if isinstance(message, Mapping)]
+    parts = [part for content in contents for part in _listed(content) if isinstance(part, Mapping)]
     return [part.get("image") for part in parts if part.get("type") == "image"]
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
 
 
 def place_images(ids: Sequence[int], images: Sequence[Image], reader: ImageReader) -> tuple[list[int], Media | None]:

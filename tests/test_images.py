@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoImageProcessor, PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
 import nva
-from nva.images import image_sources
+from nva.images import encode_prompt, image_sources
 from nva.state.engine import check
 from nva.state.media import positions_between
 from tests.models.test_qwen3_vl import IMAGE, TEXT, build
@@ -205,6 +205,8 @@ def test_a_huge_image_is_scaled_and_a_turned_one_set_upright(folder: Path) -> No
     ("given", "message"),
     [
         (prompt(Path("nowhere.png")), "the image .*nowhere.png.* can't be used: .*No such file"),
+        ({"messages": [{"role": "user", "content": 3}]}, "give a str or a list of parts"),
+        ({"messages": 3}, 'the one key allowed is "messages"'),
         (prompt(7), "the image 7 can't be used: give the path of a file, or a PIL image"),
         (prompt(b"png"), "give the path of a file, or a PIL image"),
         (prompt(picture(0, 1, 300)), "can't be used: absolute aspect ratio"),
@@ -218,6 +220,12 @@ def test_what_is_refused(folder: Path, given: Any, message: str) -> None:
     engine = nva.load(folder, **SIZES, n_blocks=200)
     with pytest.raises(ValueError, match=message):
         nva.generate(engine, [given], GREEDY)
+
+
+def test_a_model_that_reads_text_only_refuses_images() -> None:
+    with pytest.raises(ValueError, match="the prompt has an image, but this model reads text only"):
+        encode_prompt(None, None, prompt(picture(0)))
+    assert encode_prompt(None, None, [1, 2]) == ([1, 2], None)
 
 
 def test_a_processor_unlike_the_model_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     out = x.new_zeros(len(x), weights.shape[1])
     start = 0
-    for weight, end in zip(weights, ends.tolist(), strict=True):
+    for expert, end in enumerate(ends.tolist()):
         if start < end:
-            torch.mm(x[start:end], weight.t(), out=out[start:end])
+            torch.mm(x[start:end], weights[expert].t(), out=out[start:end])
         start = end
     return out
 

@@ -1,8 +1,9 @@
 """Prefix caching: full blocks are found again by what they hold, and their computation is skipped.
 
 The law: a block found under a key holds exactly the key's tokens after exactly the key's chain. Keys are compared
-whole, so this doesn't rest on a hash. A block may be found in the very step that writes it: each layer writes all its
-keys and values before it attends. Read next: schedule.py, which matches when it admits and publishes what it plans.
+whole, so this rests on no hash but the SHA-256 of images. A block may be found in the very step that writes it: each
+layer writes all its keys and values before it attends.
+Read next: schedule.py, which matches when it admits and publishes what it plans.
 """
 
 from __future__ import annotations
