@@ -122,7 +122,9 @@ def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    x, logits = normal(n_tokens, hidden), normal(n_tokens, n_experts) + torch.tensor(popularity, dtype=dtype)
+    x = normal(n_tokens, hidden)
+    ranks = torch.rand(n_tokens, n_experts, generator=generator).argsort(-1)  # distinct, so the choice is clear
+    logits = (ranks / 2 + torch.tensor(popularity)).to(dtype)
     is_padding = torch.arange(n_tokens) >= n_tokens - n_padding
     x[is_padding], logits[is_padding] = torch.nan, torch.nan
     return MoeCase(
