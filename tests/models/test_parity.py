@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from nva.kernels import reference
+from nva.kernels.cpu import operators
 from tests.checkpoints import CASES, MAX_MODEL_LEN
 from tests.models.parity import TOLERANCE, Subject, deviation, subject
 
 
-@pytest.fixture(scope="module", params=CASES)
+def case_id(pair: Any) -> str:
+    return f"{pair[0]}-{pair[1].__name__.rpartition('.')[2]}"
+
+
+@pytest.fixture(scope="module", params=itertools.product(CASES, (reference, operators)), ids=case_id)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    yield subject(CASES[request.param], tmp_path_factory.mktemp(request.param))
+    name, kernels = request.param
+    yield subject(CASES[name], tmp_path_factory.mktemp(name), kernels)
 
 
 def test_whole_prefill(case: Subject) -> None:
