@@ -26,6 +26,10 @@ struct Queries {  // [T, n_heads, D], tokens `stride` apart
     const float* sinks;  // [n_heads] or null
 };
 
+// Terms of the exponential's series: weights that are rounded to bf16 need few.
+template <typename T>
+constexpr int DEGREE = sizeof(T) == 2 ? 4 : 6;
+
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 // The first position that a query sees.

@@ -46,6 +46,16 @@ inline Floats multiply_add(Floats sum, Words a, Words w, const bf16*) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+// [a0 b0 a1 b1 ...]: the numbers of two rows as pairs, the first LANES of them and the rest.
+inline Words interleaved(Words a, Words b, bool is_rest) {
+    alignas(64) static constexpr uint16_t FIRST[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    __m512i index = _mm512_add_epi16(_mm512_load_si512(FIRST), _mm512_set1_epi16(is_rest ? 16 : 0));
+    return (Words)_mm512_permutex2var_epi16((__m512i)a, index, (__m512i)b);
+}
+#endif
+
 // M rows of A times P panels `panel_stride` apart, over n_steps PAIRs. finish(row, column, sums) takes each vector.
 template <int M, int P, typename T, typename Finish>
 void tile(const T* a, int64_t a_stride, const T* panel, int64_t panel_stride, int64_t n_steps, const Finish& finish) {

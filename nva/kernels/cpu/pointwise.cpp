@@ -52,7 +52,7 @@ static void silu_mul(const T* x, T* out, int64_t n_rows, int64_t inner) {
         for (int64_t i = 0; i < inner; i += LANES) {
             int n = std::min<int64_t>(LANES, inner - i);
             Floats g = load(gate + i, n);
-            store(out + row * inner + i, g / (1.0f + exponential(-g)) * load(up + i, n), n);
+            store(out + row * inner + i, g / (1.0f + exponential(smaller(splat(88), -g))) * load(up + i, n), n);
         }
     }
 }

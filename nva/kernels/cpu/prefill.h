@@ -37,9 +37,11 @@ void pack_tile(const Cache& cache, const Rows& rows, const Chunk& chunk, int64_t
         int64_t i = at - start, offset = (slot_of(rows, chunk.row, at, cache.block_size) * cache.n_heads + head) * D;
         const T *k = (const T*)cache.k + offset, *v = (const T*)cache.v + offset;
         T* column = packed + i / WIDTH * shape.k_panel + i % WIDTH * PAIR<T>;
-        for (int64_t d = 0; d < D; d++) column[d / PAIR<T> * WIDTH * PAIR<T> + d % PAIR<T>] = k[d];
         T* row = packed + shape.k_size + i / PAIR<T> * WIDTH * PAIR<T> + i % PAIR<T>;
-        for (int64_t d = 0; d < D; d++) row[d / WIDTH * shape.v_panel + d % WIDTH * PAIR<T>] = v[d];
+        for (int64_t d = 0; d < D / PAIR<T>; d++) std::memcpy(column + d * WIDTH * PAIR<T>, k + d * PAIR<T>, 4);
+        if (D % PAIR<T>) column[D / PAIR<T> * WIDTH * PAIR<T>] = k[D - 1];
+        for (int64_t d = 0; d < D; d += WIDTH, row += shape.v_panel)
+            for (int64_t j = 0; j < std::min<int64_t>(WIDTH, D - d); j++) row[j * PAIR<T>] = v[d + j];
     }
 }
 
@@ -64,16 +66,16 @@ void soften_row(Workspace<T>& work, int64_t row, int64_t from, int64_t to) {
     std::fill(scores, scores + from, NONE);
     std::fill(scores + to, scores + KEYS, NONE);
     Floats tops = load(scores);
-    for (int64_t i = LANES; i < KEYS; i += LANES) tops = load(scores + i) > tops ? load(scores + i) : tops;
+    for (int64_t i = LANES; i < KEYS; i += LANES) tops = larger(tops, load(scores + i));
     float before = work.largest[row], largest = std::max(before, maximum(tops));
     Floats total{};
     for (int64_t i = 0; i < KEYS; i += LANES) {
-        Floats weight = exponential(load(scores + i) - largest);
+        Floats weight = exponential<DEGREE<T>>(load(scores + i) - largest);
         total += weight;
         store(weights + i, weight);
     }
     work.largest[row] = largest;
-    work.older[row] = std::exp(before - largest);
+    work.older[row] = before == largest ? 1 : std::exp(before - largest);
     work.sum[row] = work.sum[row] * work.older[row] + sum(total);
 }
 

@@ -22,6 +22,8 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
+#define ALWAYS_INLINE __attribute__((always_inline)) inline
+
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
@@ -84,6 +86,17 @@ inline void store(bf16* p, Floats x, int n = LANES) {
 inline Floats rounded(Floats x, const float*) { return x; }
 inline Floats rounded(Floats x, const bf16*) { return (Floats)(__builtin_convertvector(narrowed(x), Words) << 16); }
 
+// The larger and the smaller of two, and b where one is NaN.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+
 inline float sum(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
@@ -91,6 +104,21 @@ inline float sum(Floats x) {
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
+#endif
+}
+
+// The sums of four vectors.
+inline void sums_of_four(const Floats* x, float* out) {
+#if defined(__AVX512F__)
+    auto halved = [](__m512 a, __m512 b) {  // adds neighbours in pairs: a, b, a, b in every four lanes
+        return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    };
+    __m512d ab = (__m512d)halved((__m512)x[0], (__m512)x[1]), cd = (__m512d)halved((__m512)x[2], (__m512)x[3]);
+    __m512 abcd = _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(abcd), (__m256)_mm512_extractf64x4_pd((__m512d)abcd, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
+#else
+    for (int i = 0; i < 4; i++) out[i] = sum(x[i]);
 #endif
 }
 
@@ -104,20 +132,16 @@ inline float maximum(Floats x) {
 #endif
 }
 
-// e^x to a few units in the last place, 2e-38 below -87; NaN stays NaN. x = n log 2 + r with |r| <= log(2) / 2, then the
-// Taylor series of e^r, whose next term is below 2^-27, times 2^n by way of the exponent's bits.
-inline Floats exponential(Floats x) {
-    x = x < -87.0f ? splat(-87.0f) : x;
-    x = x > 88.0f ? splat(88.0f) : x;
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the lowest bits
-    Floats shifted = x * 1.44269504f + shift, n = shifted - shift;
-    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;  // log 2 in two parts, the first exact in few bits
-    Floats y = r * (1.0f / 5040) + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
-    return y * (Floats)(((Words)shifted << 23) + 0x3F800000u);
+// e^x for x <= 88 to a few units in the last place, 2^-125 for x below -86; NaN stays NaN.
+// x log2(e) = n + r with |r| <= 1/2: 2^n goes into the exponent's bits, 2^r is its Taylor series up to r^DEGREE.
+template <int DEGREE = 6>
+Floats exponential(Floats x) {
+    constexpr float log_2 = 0.693147181f, shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves n in the lowest bits
+    x = larger(splat(-86.6f), x) * 1.44269504f;
+    Floats shifted = x + shift, r = (x - (shifted - shift)) * log_2;
+    float factorial = 1;
+    for (int i = 2; i <= DEGREE; i++) factorial *= i;
+    Floats series = splat(1 / factorial);
+    for (int i = DEGREE; i > 0; i--) series = series * r + 1 / (factorial /= i);
+    return series * (Floats)(((Words)shifted << 23) + 0x3F800000u);
 }
