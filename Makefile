@@ -1,5 +1,6 @@
 # make demo    answers a few prompts with a small real model
 # make test    the whole suite, as CI runs it
+# make test-npu  the NPU path, proved without an NPU: torch_npu over stubbed libraries, in .venv-npu; part of make test
 # make quick   lint, types, import contract and the quick tests: under two minutes
 #
 # Each prepares what it needs in .venv, once, and again when pyproject.toml or constraints.txt change.
@@ -11,7 +12,7 @@ PROFILE := $(or $(NVA_HYPOTHESIS),$(if $(filter true,$(CI)),ci,full))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .NOTPARALLEL: # two pips in one environment would fight
-.PHONY: help demo test quick lint model clean
+.PHONY: help demo test test-npu quick lint model models clean
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
@@ -25,6 +26,9 @@ $(VENV)/%.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 model: $(VENV)/demo.installed
 	$(BIN)/python scripts/demo_model.py
 
+models: model
+	$(BIN)/python scripts/gemma_model.py
+
 demo: model
 	$(BIN)/nva run --max-tokens 64 --temperature 0 \
 	  "What is the capital of France? Answer briefly." \
@@ -32,8 +36,14 @@ demo: model
 	  "Explain in one sentence what a computer does." \
 	  "What is 2 + 3?"
 
-test: model lint
+test: models lint
 	NVA_HYPOTHESIS=$(PROFILE) $(PYTEST) -m "not npu"
+	$(MAKE) test-npu
+
+# torch_npu breaks a plain `import torch` where CANN is missing, so it gets an environment of its own.
+test-npu: model $(VENV)/test.installed
+	$(BIN)/python scripts/npu_env.py .venv-npu
+	LD_LIBRARY_PATH=.venv-npu/cann OMP_NUM_THREADS=1 .venv-npu/bin/python -m pytest -n 2 tests/npu
 
 quick: model lint
 	NVA_HYPOTHESIS=quick $(PYTEST) -m "not npu and not slow"
@@ -45,4 +55,4 @@ lint: $(VENV)/test.installed
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-npu build *.egg-info .hypothesis .pytest_cache .ruff_cache .import_linter_cache

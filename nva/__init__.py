@@ -7,6 +7,12 @@
 Read run.py first; docs/tour.md walks one request through every file.
 """
 
+import os
+import sys
+
+if sys.argv[1:2] == ["doctor"]:  # it must run where torch_npu can't be loaded, which torch would do by itself
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
 from nva.load import Engine, Options, load
 from nva.models.registry import register
 from nva.run import Completion, Sample, TextDelta, generate, run, step, stream

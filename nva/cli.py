@@ -1,4 +1,5 @@
-"""The command line: `nva run` answers prompts together, `nva chat` holds a conversation. `python -m nva` is the same.
+"""The command line: `nva run` answers prompts, `nva chat` holds a conversation, `nva models` lists what can be run.
+`python -m nva` is the same.
 
 The one law: a flag is a field of SamplingParams or Options and is passed on only if it was typed, so that defaults and
 checks live with those records. Answers go to stdout, everything else to stderr.
@@ -22,7 +23,9 @@ from typing import Any
 import attrs
 
 from nva import __version__
+from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
+from nva.models.registry import FAMILIES, VERIFIED
 from nva.run import Completion, TextDelta, generate, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
@@ -75,20 +78,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help(sys.stderr)
         return 2
     try:
-        command(args)
+        return command(args) or 0
     except (ValueError, OSError) as error:
         say(f"nva: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
     top = argparse.ArgumentParser(prog="nva", description="Answer prompts with a large language model.")
     top.add_argument("--version", action="version", version=f"nva {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="run | chat")
+    commands = top.add_subparsers(title="commands", metavar="run | chat | models | doctor")
     run = commands.add_parser("run", help="answer one or more prompts, computed together", allow_abbrev=False)
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
@@ -102,6 +104,11 @@ def parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
     chat.usage = "nva chat [options]"
     add_common(chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY})
+    models = commands.add_parser("models", help="list the model families, and how each was verified")
+    models.set_defaults(command=models_command)
+    doctor = commands.add_parser("doctor", help="say what this machine can run, and what is wrong with it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=lambda args: diagnose(args["json"]))
     return top
 
 
@@ -248,6 +255,13 @@ def chat_command(args: Mapping[str, Any]) -> None:
             say(f"there is no command {line}; known are /reset and /exit")
         else:
             said = answer(engine, said, line, params)
+
+
+def models_command(args: Mapping[str, Any]) -> None:
+    """List the architectures that a config.json may name, and what the tests show of each."""
+    width = max(len(name) for name in FAMILIES)
+    for name in sorted(FAMILIES):
+        print(f"{name:<{width}}  {'; '.join(VERIFIED[name]) or 'not verified here'}")
 
 
 def typed_lines() -> Iterator[str]:

@@ -69,6 +69,7 @@ def make_forward(
     """
     device = torch.device(device)
     tables = rope_tables(spec, limits.max_model_len, device)
+    n_scratch_slots = limits.n_scratch * limits.block_size
     compute = functools.partial(decode, spec, kernels)
     compute = compute if enforce_eager else kernels.compiled(compute)
 
@@ -86,6 +87,8 @@ def make_forward(
             logit_index=arrays["logit_index"],
             attention=kernels.attention_inputs(_layout(on_host), _layout(arrays), caches[0][0]),
             rope_tables=tables,
+            # Padding, and nothing else, is written to the scratch blocks.
+            is_padding=arrays["slots"] < n_scratch_slots if any(spec.experts) else None,
         )
         logits = compute(params, caches, inputs)
         return logits, kv.renew()

@@ -27,6 +27,7 @@ from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
 from nva.state.errors import check_names
 from nva.state.policy import POLICIES, Policy
+from nva.steps.sample import Filter, filter_gaps
 from nva.text import Detokenizer, Tokenizer, detokenizer, load_tokenizer
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -103,6 +104,7 @@ class Engine:
     checkpoint: Checkpoint
     params: Params
     forward: Forward
+    filter: Filter  # of the sampler
     kv: KV
     state: EngineState
     tokenizer: Tokenizer | None
@@ -147,6 +149,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         checkpoint=checkpoint,
         params=params,
         forward=forward,
+        filter=kernels.make_filter_gaps(filter_gaps),
         kv=kv,
         state=empty(limits, chosen.policy, chosen.seed),
         tokenizer=tokenizer,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request, SamplingParams, request
 from nva.steps.commit import abort, commit, stop
 from nva.steps.pack import pack
+from nva.steps.prefix import withdraw
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
@@ -88,7 +89,7 @@ def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: 
     return [found[index] for index in sorted(found)]
 
 
-def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Iterator[TextDelta | Completion]:
+def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[TextDelta | Completion]:
     """Increments of every sample as they come, and each prompt's Completion at its end.
 
     Bad input raises at the call, as in generate(); the prompts are queued when the first event is read. Closing the
@@ -105,12 +106,16 @@ def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Iterator[
 
 
 def step(engine: Engine) -> Output:
-    """One step of the engine, all of it. If it raises, the engine is as it was before."""
+    """One step of the engine, all of it. If it raises, the engine can go on from where it was before."""
     state, plan = schedule(engine.state)  # who runs, how many tokens, which blocks
     batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
-    logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
-    sampled = sample(logits, draw)
-    engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
+    try:
+        logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
+        sampled = sample(logits, draw, engine.filter)
+        engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
+    except BaseException:
+        engine.state = withdraw(engine.state, batch)
+        raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)
     return output
@@ -137,7 +142,7 @@ class Transcript:
         return len(self.finished) == self.request.params.n
 
 
-def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Iterator[TextDelta | Completion]:
+def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[TextDelta | Completion]:
     """Queue the requests, step until all are answered, and pass their events on; at the end none is in flight."""
     ids = [transcript.request.id for transcript in transcripts]
     try:

@@ -103,7 +103,7 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
     limits = Limits(
         vocab_size=tiny.vocab_size,
         max_model_len=640,  # some stacks ignore a mask beyond 512
-        n_blocks=12,
+        n_blocks=3 * blocks_for(640, kernels.block_size),
         block_size=kernels.block_size,
         max_rows=3,
         max_batched_tokens=1024,
@@ -120,18 +120,13 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
 
 
 def _tiny(spec: ModelSpec) -> ModelSpec:
-    """One layer for each distinct rope and window of a model; windows short enough to cut something off."""
-    kinds = sorted(
-        {
-            (rope, None if window is None else min(window, 100))
-            for rope, window in zip(spec.ropes, spec.windows, strict=True)
-        },
-        key=repr,
-    )
-    ropes, windows = zip(*kinds, strict=True)
-    return attrs.evolve(
-        spec, vocab_size=64, hidden_size=64, intermediate_size=64, n_layers=len(kinds), ropes=ropes, windows=windows
-    )
+    """One layer for each distinct rope, window and experts of a model; windows short enough to cut something off."""
+    windows = [None if window is None else min(window, 100) for window in spec.windows]
+    experts = [one and attrs.evolve(one, intermediate_size=64) for one in spec.experts]
+    kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
+    layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), **layers)
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
@@ -147,9 +142,9 @@ def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.d
         results = [forward(*each, batch) for forward, *each in zip(forwards, weights, kvs, strict=True)]
         kvs = [kv for _, kv in results]
         logits, other = (found.cpu()[: batch.n_logits] for found, _ in results)
-        worst = max(worst, float((logits - other).abs().max() / logits.std()))
+        worst = np.maximum(worst, float((logits - other).abs().max() / logits.std()))  # unlike max(), keeps a NaN
         state, _ = commit(state, plan, sample(results[0][0], draw))
-    return worst
+    return float(worst)
 
 
 def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:

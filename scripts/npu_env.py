@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import pathlib
 import re
@@ -99,7 +100,8 @@ def once(stamp: pathlib.Path, content: str, action: Callable[[], None]) -> None:
 
 def main(folder: pathlib.Path) -> None:
     """Bring the folder up to date."""
-    key = hashlib.sha256(pathlib.Path(__file__).read_bytes() + sys.version.encode()).hexdigest()
+    versions = f"{sys.version} {importlib.metadata.version('torch')} {sysconfig.get_path('purelib')}"
+    key = hashlib.sha256(pathlib.Path(__file__).read_bytes() + versions.encode()).hexdigest()
     once(folder / "installed", key, functools.partial(make_environment, folder))
     once(folder / "stubbed", key, functools.partial(make_stubs, folder))
 

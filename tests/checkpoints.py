@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -20,17 +22,24 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 MAX_POSITION, MAX_MODEL_LEN = 24, 36
 
 FAMILIES = {
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 
 SIZES = {
@@ -54,6 +63,11 @@ def _longrope(head_dim: int, **settings: Any) -> dict[str, Any]:
     return _rope("longrope", short_factor=divisors, long_factor=long, **settings)
 
 
+def _two_ropes(full: dict[str, Any]) -> dict[str, Any]:
+    """Gemma's: one for layers that see everything, one for those with a window."""
+    return {"full_attention": full, "sliding_attention": {**_rope("default"), "rope_theta": 50.0}}
+
+
 LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=16)
 DEEPSEEK_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
@@ -67,6 +81,7 @@ class Case:
     rope: dict[str, Any] = attrs.field(factory=lambda: _rope("default"))
     spelling: int = 5  # transformers' version whose names the config uses for the rope
     is_sharded: bool = False
+    is_fused: bool = False  # one tensor for all experts of a layer
     config: dict[str, Any] = attrs.field(factory=dict)
     lengths: tuple[int, ...] = (MAX_MODEL_LEN, 19, 1, 27)  # of the rows to compare
     max_model_len: int = MAX_MODEL_LEN
@@ -81,6 +96,9 @@ def _case(family: str, rope: dict[str, Any] | None = None, **fields: Any) -> Cas
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 _SAME = (MAX_MODEL_LEN,) * 3  # transformers changes these ropes with the length, so all rows reach the longest
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True}
+_PLAIN_MOE = {**_MOE, "norm_topk_prob": False}
+_IDLE = {**_MOE, "num_experts": 40, "num_experts_per_tok": 1}  # most experts get no token in most steps
 
 CASES = {
     "llama": _case("llama"),
@@ -118,6 +136,53 @@ CASES = {
         lengths=(17, 36, 20),
         **_QWEN_WINDOW,
     ),
+    "gemma3": _case(
+        "gemma3", _two_ropes(_rope("default")), spelling=4, head_dim=10, sliding_window=5, query_pre_attn_scalar=30
+    ),
+    "gemma3-linear": _case(
+        "gemma3",
+        _two_ropes(_rope("linear", factor=4.0)),
+        spelling=4,
+        num_hidden_layers=7,
+        head_dim=8,
+        sliding_window=7,
+        query_pre_attn_scalar=8,
+        is_sharded=True,
+    ),
+    "gemma3-layers": _case(
+        "gemma3",
+        _two_ropes(YARN),
+        head_dim=20,
+        sliding_window=1,
+        query_pre_attn_scalar=5,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_types=_LAYER_TYPES,
+    ),
+    "qwen3_moe": _case("qwen3_moe", head_dim=8, spelling=4, is_sharded=True, **_MOE),
+    "qwen3_moe-fused": _case("qwen3_moe", YARN, head_dim=10, is_fused=True, **_PLAIN_MOE),
+    "qwen3_moe-idle": _case("qwen3_moe", head_dim=8, is_fused=True, is_sharded=True, **_IDLE),
+    "qwen3_moe-layers": _case(
+        "qwen3_moe",
+        head_dim=8,
+        num_hidden_layers=4,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=7,
+        attention_bias=True,
+        **_MOE,
+    ),
+    "qwen2_moe": _case("qwen2_moe", shared_expert_intermediate_size=28, spelling=4, **_PLAIN_MOE),
+    "qwen2_moe-fused": _case(
+        "qwen2_moe",
+        shared_expert_intermediate_size=12,
+        is_fused=True,
+        qkv_bias=False,
+        mlp_only_layers=[0],
+        layer_types=_LAYER_TYPES,
+        **{**_QWEN_WINDOW, **_MOE},
+    ),
 }
 
 
@@ -128,7 +193,8 @@ def build(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     randomize(model, seed)
-    model.save_pretrained(folder, max_shard_size="50KB" if case.is_sharded else "50GB")
+    size = "50KB" if case.is_sharded else "50GB"
+    model.save_pretrained(folder, max_shard_size=size, save_original_format=not case.is_fused)
     if case.spelling == 4:
         edit_json(folder / "config.json", respell)
     return model
@@ -148,9 +214,16 @@ def edit_json(path: Path, edit: Any) -> None:
 
 
 def respell(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`."""
+    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts; Gemma's layers by
+    a pattern.
+    """
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        config["sliding_window_pattern"] = 6
+        del config["layer_types"]
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
     scaling = None if kind == "default" else {"type": kind, **rope}
-    dtype = config.pop("dtype")
-    return {**config, "rope_theta": theta, "rope_scaling": scaling, "torch_dtype": dtype}
+    renamed = {"dtype": "torch_dtype", "num_local_experts": "num_experts"}
+    config = {renamed.get(name, name): value for name, value in config.items()}
+    return {**config, "rope_theta": theta, "rope_scaling": scaling}

@@ -33,3 +33,11 @@ def demo_model() -> Path:
     folder = demo_folder()
     assert folder.exists(), f"{folder} is missing; run `make model`"
     return folder
+
+
+@pytest.fixture(scope="session")
+def gemma_model(demo_model: Path) -> Path:
+    """Folder of Gemma 3 270M; likewise."""
+    folder = demo_model.with_name("gemma-3-270m")
+    assert folder.exists(), f"{folder} is missing; run `make models`"
+    return folder

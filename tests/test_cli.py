@@ -269,6 +269,17 @@ def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
     assert cli.main(["run", "x"]) == 130
 
 
+def test_models_lists_every_family_and_how_it_is_verified(capsys, monkeypatch):
+    monkeypatch.setitem(cli.FAMILIES, "MyForCausalLM", None)
+    monkeypatch.setitem(cli.VERIFIED, "MyForCausalLM", ())
+    assert cli.main(["models"]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    listed = {name: claims.strip() for name, claims in lines.items()}
+    assert listed.keys() == cli.FAMILIES.keys()
+    assert listed["MyForCausalLM"] == "not verified here"
+    assert listed["LlamaForCausalLM"].startswith("logits equal to transformers'; real text of SmolLM2 135M")
+
+
 def test_python_m_nva_is_the_same():
     shown = subprocess.run([sys.executable, "-m", "nva", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("nva ")

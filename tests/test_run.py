@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import nva
+from nva.forward import KV
 from nva.load import demo_folder
 from nva.state.engine import is_busy
 from nva.testing.laws import snapshot
@@ -219,6 +220,24 @@ def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) ->
         nva.generate(engine, "Hello", GREEDY)
     assert not is_busy(engine.state)
     assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected[0].token_ids
+
+
+def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
+    """The step takes blocks in which another prompt is still cached, writes to them, and raises."""
+    engine = nva.load(folder, dtype="float32", n_blocks=4, block_size=4)
+    first, other = list(range(10, 22)), list(range(30, 42))
+    expected = nva.generate(engine, first, GREEDY)
+    forward = engine.forward
+
+    def failing(params, kv, batch):
+        forward(params, KV(kv.layers), batch)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(engine, "forward", failing)
+    with pytest.raises(RuntimeError, match="too late"):
+        nva.generate(engine, other, GREEDY)
+    monkeypatch.undo()
+    assert nva.generate(engine, first, GREEDY)[0].token_ids == expected[0].token_ids
 
 
 def test_a_row_of_nan_logits_ends_alone(engine, monkeypatch) -> None:

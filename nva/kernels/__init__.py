@@ -19,6 +19,7 @@ GRAPHS = ("auto", "eager", "ge", "aclgraph")
 """How an NPU runs the forward; other devices know "auto" and "eager"."""
 
 Compute = Callable[[Any, Any, Any], Tensor]
+Filter = Callable[[Tensor, Any], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +32,8 @@ class Layout:
 
 
 class Kernels(Protocol):
-    """The contract of a backend. T tokens, B rows, H hidden, I intermediate, Nq query and Nk key-value heads of D."""
+    """The contract of a backend. T tokens, B rows, H hidden, I intermediate, Nq query and Nk key-value heads of D,
+    E experts of J."""
 
     block_size: int
     """Tokens of a KV block, unless the user asks for another size."""
@@ -49,28 +51,53 @@ class Kernels(Protocol):
         """Bytes of the device's memory that the cache may take when nobody says how many."""
         ...
 
+    def make_filter_gaps(self, general: Filter) -> Filter:
+        """The sampler's filter: `general`, or one that keeps the same tokens by an operator of the device's own."""
+        ...
+
     def compiled(self, compute: Compute) -> Compute:
         """`compute(params, caches, inputs)` in the form that runs fastest: itself, or compiled for each shape."""
         ...
 
     def pack_linear(self, weight: Tensor) -> Any:
-        """The form in which `linear` wants a weight [N, K]; called once, when a model loads."""
+        """The form in which `linear` wants a weight [N, K], or `moe` those of all experts [E, N, K].
+
+        Called once, when a model loads.
+        """
         ...
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """x [..., K] times the transpose of the packed weight [N, K], plus bias [N]."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., H] over its root mean square, times weight [H]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+        """x [..., H] over its root mean square, times weight [H], or 1 + weight for a unit offset."""
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual)."""
         ...
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """silu(gate) * up for x [T, 2I] = (gate, up)."""
+        ...
+
+    def gelu_tanh_mul(self, x: Tensor) -> Tensor:
+        """gelu(gate) * up in the same form, with the tanh approximation of gelu."""
+        ...
+
+    def moe(
+        self, x: Tensor, logits: Tensor, gate_up: Any, down: Any, n_active: int, normalize: bool, is_padding: Tensor
+    ) -> Tensor:
+        """Each token of x [T, H] through the n_active likeliest of E experts by router logits [T, E], weighted, summed.
+
+        Weights are the softmax over all experts, in float32, over the sum of those chosen if `normalize`, then rounded
+        to x's dtype. Expert e is down[e] silu_mul(gate_up[e] x), packed from [E, H, J] and [E, 2J, H]. Tokens that are
+        padding, is_padding [T] bool, reach no expert, be they NaN, and what they get is arbitrary. How many tokens an
+        expert gets changes no shape: a graph holds for every routing.
+        """
         ...
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

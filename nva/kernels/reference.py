@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nva.kernels import Compute, Layout
+from nva.kernels import Compute, Filter, Layout
 
 block_size = 16
 dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,13 +37,18 @@ def cache_memory(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3
 
 
+def make_filter_gaps(general: Filter) -> Filter:
+    """The general one."""
+    return general
+
+
 def compiled(compute: Compute) -> Compute:
     """The function itself."""
     return compute
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """The weight [N, K] itself."""
+    """The weight itself."""
     return weight
 
 
@@ -52,23 +57,80 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained, or after
+    a weight that is stored as its difference from 1, as Gemma was.
+    """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * (1 + weight.float())).to(x.dtype) if unit_offset else normed.to(x.dtype) * weight
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """The residual stream takes x in; returns (its norm, itself)."""
     residual = x + residual
-    return rms_norm(residual, weight, eps), residual
+    return rms_norm(residual, weight, eps, unit_offset), residual
 
 
 def silu_mul(x: Tensor) -> Tensor:
     """[T, 2I] -> [T, I]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def moe(
+    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, n_active: int, normalize: bool, is_padding: Tensor
+) -> Tensor:
+    """Shazeer et al. 2017, sparsely gated experts: route, sort by expert, compute group by group, put back and add.
+
+    Padding is routed to an expert beyond the last, which doesn't exist.
+    """
+    n_experts = logits.shape[1]
+    weights, experts = _route(logits, n_active, normalize)
+    experts = torch.where(is_padding[:, None], n_experts, experts).flatten()
+    order = experts.argsort(stable=True)
+    ends = torch.searchsorted(experts[order], torch.arange(n_experts, device=x.device), right=True)
+    grouped = silu_mul(grouped_linear(x[order // n_active], gate_up, ends))
+    grouped = grouped_linear(grouped, down, ends)
+    out = torch.empty_like(grouped).index_copy_(0, order, grouped).unflatten(0, (-1, n_active))
+    return (out * weights[..., None]).sum(1)
+
+
+def _route(logits: Tensor, n_active: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The weights [T, n_active], in the dtype of the logits, and ids of each token's experts, likeliest first."""
+    weights, experts = logits.softmax(-1, dtype=torch.float32).topk(n_active, dim=-1)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(logits.dtype), experts
+
+
+# An operator of its own, because a tracer can't follow a loop over groups whose sizes only the device knows.
+@torch.library.custom_op("nva::grouped_linear", mutates_args=())
+def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """x [R, K] -> [R, N]: rows [ends[e - 1], ends[e]) times the transpose of weights[e] [N, K]; zero beyond the last.
+
+    A GPU is waited for here, to know the groups.
+    """
+    out = x.new_zeros(len(x), weights.shape[1])
+    start = 0
+    for weight, end in zip(weights, ends.tolist(), strict=True):
+        if start < end:
+            torch.mm(x[start:end], weight.t(), out=out[start:end])
+        start = end
+    return out
+
+
+@grouped_linear.register_fake
+def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(len(x), weights.shape[1])
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

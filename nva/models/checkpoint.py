@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nva.models.params import Pack, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes, unpacked
+from nva.models.params import EXPERTS, Pack, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes, unpacked
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 
@@ -79,18 +79,20 @@ def load_params(
     file that is missing or damaged, and for tensors that are missing, left over or of the wrong shape.
     """
     dtype = resolve_dtype(dtype, checkpoint.config)
-    spec, names = checkpoint.spec, checkpoint.weights.names
     files = _open_tensors(checkpoint.folder)
     _check_tensors(checkpoint, files)
 
     def read(name: str, layer: int | None, shapes: Shapes) -> Tensor:
-        rows = [shape[0] for shape in shapes]
-        param = torch.empty(sum(rows), *shapes[0][1:], dtype=dtype, device=device)
-        for part, tensor_name in zip(param.split(rows), names[name], strict=True):
-            part.copy_(_read(files, tensor_name.format(layer=layer)))
+        param = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype, device=device)
+        start = 0
+        for tensor_name in _parts(checkpoint, files, name, layer, shapes):
+            tensor = _read(files, tensor_name)
+            rows = tensor.flatten(0, -2) if tensor.dim() == 3 else tensor  # one tensor of all experts
+            param[start : start + len(rows)] = rows
+            start += len(rows)
         return param
 
-    return build_params(spec, read, pack)
+    return build_params(checkpoint.spec, read, pack)
 
 
 def resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:
@@ -102,6 +104,9 @@ def resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.
         raise ValueError(f"dtype is {name}; choose one of {', '.join(DTYPES)}, or auto if config.json names one")
     return DTYPES[name]
 
+
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".absmax", "_blocks")
+"""How names end that only quantized checkpoints have: GPTQ and AWQ, compressed-tensors, fp8, bitsandbytes, MXFP4."""
 
 Files = dict[str, Any]
 """Tensor name -> the open file that holds it."""
@@ -158,11 +163,16 @@ def _read(files: Files, name: str) -> Tensor:
 
 def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:
     """Raise ValueError unless the files hold exactly the tensors of the model, and harmless ones that are known."""
-    expected = _expected_shapes(checkpoint.spec, checkpoint.weights)
+    expected = _expected_shapes(checkpoint, files)
     harmless = _harmless_shapes(checkpoint.spec, checkpoint.weights)
+    left_over = files.keys() - expected.keys() - harmless.keys()
+    if quantized := [name for name in left_over if name.endswith(_QUANTIZED)]:
+        raise ValueError(
+            f"the checkpoint is quantized ({_some(quantized)}), which nva can't read; take an unquantized one"
+        )
     for problem, names in (
         ("lacks", expected.keys() - files.keys()),
-        ("has tensors the model doesn't use:", files.keys() - expected.keys() - harmless.keys()),
+        ("has tensors the model doesn't use:", left_over),
     ):
         if names:
             raise ValueError(f"{checkpoint.folder} {problem} {_some(names)}")
@@ -189,13 +199,31 @@ def _check_tied(weights: Weights, files: Files) -> None:
         raise ValueError(f"{head} differs from {embed}, but config.json sets tie_word_embeddings")
 
 
-def _expected_shapes(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(checkpoint: Checkpoint, files: Files) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, for all that the model needs."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, params in [(None, outer_shapes(spec)), *enumerate([layer_shapes(spec)] * spec.n_layers)]:
-        for param, parts in params.items():
-            shapes |= zip((name.format(layer=layer) for name in weights.names[param]), parts, strict=True)
+    spec, shapes = checkpoint.spec, dict[str, tuple[int, ...]]()
+    layers = [(layer, layer_shapes(spec, layer)) for layer in range(spec.n_layers)]
+    for layer, params in [(None, outer_shapes(spec)), *layers]:
+        for name, parts in params.items():
+            shapes |= _parts(checkpoint, files, name, layer, parts)
     return shapes
+
+
+def _parts(
+    checkpoint: Checkpoint, files: Files, name: str, layer: int | None, shapes: Shapes
+) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, for the tensors whose rows are a parameter, in order."""
+    spec, weights = checkpoint.spec, checkpoint.weights
+    experts = spec.experts[layer] if name in EXPERTS and layer is not None else None
+    if experts is None:
+        names = [part.format(layer=layer) for part in weights.names[name]]
+        return dict(zip(names, shapes, strict=True))
+    fused = weights.fused.get(name, "").format(layer=layer)
+    if fused in files:
+        return {fused: (experts.n_experts, sum(rows for rows, _ in shapes) // experts.n_experts, shapes[0][1])}
+    numbers = range(experts.n_experts)
+    names = [part.format(layer=layer, expert=number) for number in numbers for part in weights.names[name]]
+    return dict(zip(names, shapes, strict=True))
 
 
 def _harmless_shapes(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nva.models.rope import read_rope
-from nva.models.spec import ModelSpec
+from nva.models.spec import Activation, ExpertSpec, ModelSpec
 
 Config = Mapping[str, Any]
 
@@ -38,7 +38,9 @@ _REFUSED = (  # settings that change what attention or the logits are, and that 
     "final_logit_softcapping",
     "query_pre_attn_scalar",
     "rope_interleaved",
+    "use_bidirectional_attention",
 )
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
@@ -69,9 +71,29 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
         "ropes": ropes,
         "rope_ids": tuple(ropes.index(rope) for rope in layer_ropes),
         "windows": tuple(window if kind == SLIDING else None for kind in kinds),
+        "activation": _activation(config),
         "tied_head": config.get("tie_word_embeddings", False),
     }
     return ModelSpec(**{**fields, **differences})
+
+
+def read_experts(config: Config, shared_size: int = 0) -> tuple[ExpertSpec | None, ...]:
+    """The experts of each layer: of every decoder_sparse_step-th one that mlp_only_layers doesn't name.
+
+    Raises ValueError for settings that are missing or no sizes.
+    """
+    # transformers 5 writes Qwen3-MoE's number of experts under another name.
+    count = "num_local_experts" if "num_experts" not in config and "num_local_experts" in config else "num_experts"
+    experts = ExpertSpec(
+        n_experts=size(config, count),
+        n_active=size(config, "num_experts_per_tok"),
+        intermediate_size=size(config, "moe_intermediate_size"),
+        shared_size=shared_size,
+        normalize=required(config, "norm_topk_prob"),
+    )
+    step, dense = size({"decoder_sparse_step": 1, **config}, "decoder_sparse_step"), config.get("mlp_only_layers") or []
+    layers = range(size(config, "num_hidden_layers"))
+    return tuple(None if layer in dense or (layer + 1) % step else experts for layer in layers)
 
 
 def _layer_kinds(config: Config, usual: list[str]) -> list[str]:
@@ -87,8 +109,13 @@ def _check_settings(config: Config) -> None:
     for name in _REFUSED:
         if config.get(name):
             raise ValueError(f"config.json sets {name}, which nva doesn't implement")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
-        raise ValueError(f"hidden_act {config['hidden_act']!r} is not known; known is silu")
+
+
+def _activation(config: Config) -> Activation:
+    found = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if found not in _ACTIVATIONS:
+        raise ValueError(f"the activation {found!r} is not known; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[found]
 
 
 def _architecture(config: Config) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from nva.kernels import Kernels
 from nva.models.params import Params
 from nva.models.rope import rope_table
-from nva.models.spec import ModelSpec
+from nva.models.spec import ExpertSpec, ModelSpec
 
 Cache = tuple[Tensor, Tensor]
 """Keys and values of one layer, [n_ids, block_size, n_kv_heads, head_dim] each."""
@@ -36,6 +36,7 @@ class Inputs:
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
     rope_tables: Turns
+    is_padding: Tensor | None = None  # [T] bool, for a model with experts
 
 
 def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Turns:
@@ -49,16 +50,36 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
 
     `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
     """
-    residual = _scaled(F.embedding(inputs.token_ids, params["embed"]), spec.embed_scale)
+    residual = _embedding(spec, params["embed"], inputs.token_ids)
     turns = _gather_turns(inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
-    x = kernels.rms_norm(residual, norms[0], spec.norm_eps)
+    x = kernels.rms_norm(residual, norms[0], **_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
-        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, layer["post_norm"], spec.norm_eps)
-        x = _mlp(kernels, layer, x)
-        x, residual = kernels.add_rms_norm(_scaled(x, spec.residual_scale), residual, norms[i + 1], spec.norm_eps)
+        x = _added(spec, kernels, x, layer.get("attention_out_norm"))
+        x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], **_norm_options(spec))
+        experts = spec.experts[i]
+        x = _moe(experts, kernels, layer, x, inputs) if experts else _mlp(spec, kernels, layer, x)
+        x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
+        x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], **_norm_options(spec))
     return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
+
+
+def _embedding(spec: ModelSpec, table: Tensor, token_ids: Tensor) -> Tensor:
+    """[T, H]. A scale is rounded to the model's dtype, since Gemma was trained with the rounded one."""
+    x = F.embedding(token_ids, table)
+    return x if spec.embed_scale == 1 else x * x.new_full((), spec.embed_scale)
+
+
+def _norm_options(spec: ModelSpec) -> dict[str, Any]:
+    """What the norms want to know beside their weight; only what differs from the usual, as few devices have more."""
+    return {"eps": spec.norm_eps, **({"unit_offset": True} if spec.unit_offset else {})}
+
+
+def _added(spec: ModelSpec, kernels: Kernels, x: Tensor, norm: Tensor | None) -> Tensor:
+    """What an attention or MLP that gives x [T, H] adds to the stream."""
+    x = x if norm is None else kernels.rms_norm(x, norm, **_norm_options(spec))
+    return _scaled(x, spec.residual_scale)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
@@ -88,15 +109,27 @@ def _attention(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, atte
     heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(-1, (-1, spec.head_dim))
     q, k, v = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), dim=1)
     if spec.qk_norm:
-        q = kernels.rms_norm(q, layer["q_norm"], spec.norm_eps)
-        k = kernels.rms_norm(k, layer["k_norm"], spec.norm_eps)
+        q = kernels.rms_norm(q, layer["q_norm"], **_norm_options(spec))
+        k = kernels.rms_norm(k, layer["k_norm"], **_norm_options(spec))
     q, k = kernels.rotary(q, k, *attend.turn)
     kernels.write_kv(k, v, *attend.cache, attend.inputs.slots)
     out = kernels.attention(q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window)
     return kernels.linear(out.flatten(1), layer["o"], layer.get("o_bias"))
 
 
-def _mlp(kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
+def _mlp(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
     """x [T, H] -> [T, H], gated: Shazeer 2020, GLU Variants Improve Transformer."""
-    x = kernels.silu_mul(kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias")))
+    x = kernels.linear(x, layer["gate_up"], layer.get("gate_up_bias"))
+    x = kernels.silu_mul(x) if spec.activation == "silu" else kernels.gelu_tanh_mul(x)
     return kernels.linear(x, layer["down"], layer.get("down_bias"))
+
+
+def _moe(spec: ExpertSpec, kernels: Kernels, layer: Params, x: Tensor, inputs: Inputs) -> Tensor:
+    """x [T, H] -> [T, H]: each token by a few experts, and by one that computes all, as far as its own gate opens."""
+    logits = kernels.linear(x, layer["router"])
+    experts = layer["experts_gate_up"], layer["experts_down"]
+    out = kernels.moe(x, logits, *experts, spec.n_active, spec.normalize, inputs.is_padding)
+    if spec.shared_size:
+        shared = kernels.linear(kernels.silu_mul(kernels.linear(x, layer["shared_gate_up"])), layer["shared_down"])
+        out = out + torch.sigmoid(kernels.linear(x, layer["shared_gate"])) * shared
+    return out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nva.models.config import Config, read_spec, required
 from nva.models.params import Weights
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 _ATTENTION, _MLP = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."
@@ -27,15 +27,22 @@ LLAMA_WEIGHTS = Weights(
         "gate_up_bias": (f"{_MLP}gate_proj.bias", f"{_MLP}up_proj.bias"),
         "down": (f"{_MLP}down_proj.weight",),
         "down_bias": (f"{_MLP}down_proj.bias",),
+        "router": (f"{_MLP}gate.weight",),
+        "experts_gate_up": (f"{_MLP}experts.{{expert}}.gate_proj.weight", f"{_MLP}experts.{{expert}}.up_proj.weight"),
+        "experts_down": (f"{_MLP}experts.{{expert}}.down_proj.weight",),
+        "shared_gate_up": (f"{_MLP}shared_expert.gate_proj.weight", f"{_MLP}shared_expert.up_proj.weight"),
+        "shared_down": (f"{_MLP}shared_expert.down_proj.weight",),
+        "shared_gate": (f"{_MLP}shared_expert_gate.weight",),
         "norm": ("model.norm.weight",),
         "head": ("lm_head.weight",),
     },
+    fused={"experts_gate_up": f"{_MLP}experts.gate_up_proj", "experts_down": f"{_MLP}experts.down_proj"},
     rope_buffers=(f"{_ATTENTION}rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
 )
 """The names most families use. A spec decides which of them its model has."""
 
 
-@register("LlamaForCausalLM")
+@register("LlamaForCausalLM", verified=[LOGITS, "real text of SmolLM2 135M", EMULATED])
 def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
@@ -45,7 +52,7 @@ def llama(config: Config) -> tuple[ModelSpec, Weights]:
     return spec, LLAMA_WEIGHTS
 
 
-@register("MistralForCausalLM")
+@register("MistralForCausalLM", verified=[LOGITS, EMULATED])
 def mistral(config: Config) -> tuple[ModelSpec, Weights]:
     """Llama with a sliding window in every layer, or in none where the config sets it to null."""
     return read_spec(config, window=required(config, "sliding_window")), LLAMA_WEIGHTS

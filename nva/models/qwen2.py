@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, dense: Llama with a bias on queries, keys and values.
+"""Qwen2 and Qwen2.5: Llama with a bias on queries, keys and values; Qwen2-MoE has experts and one that all share.
 
 Read next: qwen3.py, which has norms in its place.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from nva.models.config import Config, read_spec, required
+from nva.models.config import Config, read_experts, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 
-@register("Qwen2ForCausalLM")
+@register("Qwen2ForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so."""
     return read_spec(config, qkv_bias=True, **qwen_windows(config)), LLAMA_WEIGHTS
@@ -25,3 +25,14 @@ def qwen_windows(config: Config) -> dict[str, Any]:
     if not config.get("use_sliding_window"):
         return {}
     return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}
+
+
+@register("Qwen2MoeForCausalLM", verified=[LOGITS])
+def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
+    """Which layers have a window must be listed: programs disagree on what max_window_layers means here."""
+    windows = {}
+    if config.get("use_sliding_window"):
+        required(config, "layer_types")
+        windows = {"window": required(config, "sliding_window")}
+    experts = read_experts(config, shared_size=size(config, "shared_expert_intermediate_size"))
+    return read_spec(config, qkv_bias=config.get("qkv_bias", True), experts=experts, **windows), LLAMA_WEIGHTS

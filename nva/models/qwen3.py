@@ -1,21 +1,30 @@
-"""Qwen3, dense: Llama with norms on every head's queries and keys, and a head_dim of its own.
+"""Qwen3: Llama with norms on every head's queries and keys, and a head_dim of its own; Qwen3-MoE has experts too.
 
 Read next: decoder.py, `_attention`, for where the norms go.
 """
 
 from __future__ import annotations
 
-from nva.models.config import Config, read_spec, required
+from nva.models.config import Config, read_experts, read_spec, required
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
 from nva.models.qwen2 import qwen_windows
-from nva.models.registry import register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
 
-@register("Qwen3ForCausalLM")
+@register("Qwen3ForCausalLM", verified=[LOGITS, EMULATED])
 def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
     """head_dim must be given: it is seldom hidden_size / num_attention_heads."""
     head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)
     spec = read_spec(config, qk_norm=True, head_dim=head_dim, qkv_bias=bias, o_bias=bias, **qwen_windows(config))
     return spec, LLAMA_WEIGHTS
+
+
+@register("Qwen3MoeForCausalLM", verified=[LOGITS])
+def qwen3_moe(config: Config) -> tuple[ModelSpec, Weights]:
+    """Any window is off unless use_sliding_window says so, and then in every layer."""
+    head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)
+    window = required(config, "sliding_window") if config.get("use_sliding_window") else None
+    fields = {"qk_norm": True, "head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "window": window}
+    return read_spec(config, experts=read_experts(config), **fields), LLAMA_WEIGHTS

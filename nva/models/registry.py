@@ -4,12 +4,12 @@
     def qwen3(config): return spec, weights
 
 The law: a family is a function from a config to a ModelSpec and the names of its weights; nothing else differs.
-Read next: llama.py, then qwen2.py and qwen3.py for what a second family takes.
+Read next: llama.py, then qwen2.py and qwen3.py for what a second family takes; docs/add_a_model.md for your own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from nva.models.config import Config
 from nva.models.params import Weights
@@ -20,12 +20,18 @@ Family = Callable[[Config], "tuple[ModelSpec, Weights]"]
 FAMILIES: dict[str, Family] = {}
 """Architecture name -> family. Filled by `register`."""
 
+VERIFIED: dict[str, tuple[str, ...]] = {}
+"""Architecture name -> what the tests show of it, in words for `nva models`. A test holds them to it."""
 
-def register(*architectures: str) -> Callable[[Family], Family]:
+LOGITS, EMULATED = "logits equal to transformers'", "NPU kernels emulated"
+
+
+def register(*architectures: str, verified: Sequence[str] = ()) -> Callable[[Family], Family]:
     """A decorator that makes a family known under these architecture names; a later one replaces an earlier one."""
 
     def add(family: Family) -> Family:
         FAMILIES.update(dict.fromkeys(architectures, family))
+        VERIFIED.update(dict.fromkeys(architectures, tuple(verified)))
         return family
 
     return add
@@ -47,7 +53,8 @@ def read_model(config: Config) -> tuple[ModelSpec, Weights]:
         )
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
-            method = config[key].get("quant_method", "unnamed")
+            settings = config[key] if isinstance(config[key], Mapping) else {}
+            method = settings.get("quant_method", "unnamed")
             raise ValueError(
                 f"the checkpoint is quantized ({key}: {method}), which nva can't read; take an unquantized one"
             )

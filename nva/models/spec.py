@@ -6,15 +6,34 @@ Read next: decoder.py, which computes what a spec says, and params.py, the tenso
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from nva.models.rope import RopeSpec
 from nva.state.checks import flag, number, whole
 
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@attrs.frozen(kw_only=True)
+class ExpertSpec:
+    """The experts that take the place of the MLP in some layers."""
+
+    n_experts: int = attrs.field(validator=whole(1))
+    n_active: int = attrs.field(validator=whole(1))  # experts that compute a token
+    intermediate_size: int = attrs.field(validator=whole(1))  # of each
+    shared_size: int = attrs.field(default=0, validator=whole(0))  # of the one that computes every token; 0 for none
+    normalize: bool = attrs.field(validator=flag)  # the weights of a token's experts sum to 1
+
+    def __attrs_post_init__(self) -> None:
+        if self.n_active > self.n_experts:
+            raise ValueError(f"{self.n_active} experts a token, but there are {self.n_experts}")
+
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a model. `windows` and `rope_ids` have one entry per layer."""
+    """Sizes and switches of a model. `windows`, `rope_ids` and `experts` have one entry per layer."""
 
     vocab_size: int = attrs.field(validator=whole(1))
     hidden_size: int = attrs.field(validator=whole(1))
@@ -28,21 +47,28 @@ class ModelSpec:
     ropes: tuple[RopeSpec, ...]  # the distinct ones
     rope_ids: tuple[int, ...]  # which of them a layer has
     windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
+    experts: tuple[ExpertSpec | None, ...] = attrs.Factory(lambda spec: (None,) * spec.n_layers, takes_self=True)
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)
     qk_norm: bool = attrs.field(default=False, validator=flag)  # each head of q and k is normalized before the rope
+    out_norms: bool = attrs.field(default=False, validator=flag)  # so is what each attention and each MLP adds
+    unit_offset: bool = attrs.field(default=False, validator=flag)  # norms multiply by 1 + weight
+    activation: Activation = "silu"  # of the MLP's gate
     tied_head: bool = attrs.field(default=False, validator=flag)  # the output head is the embedding
     attn_scale: float = attrs.field(default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True))
-    embed_scale: float = 1.0
+    embed_scale: float = 1.0  # rounded to the model's dtype
     residual_scale: float = 1.0  # of what each attention and each MLP adds
     logit_scale: float = 1.0
 
     def __attrs_post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly")
-        if not len(self.rope_ids) == len(self.windows) == self.n_layers:
-            raise ValueError(f"{self.n_layers} layers, but {len(self.rope_ids)} ropes and {len(self.windows)} windows")
+        lengths = len(self.rope_ids), len(self.windows), len(self.experts)
+        if set(lengths) != {self.n_layers}:
+            raise ValueError(f"{self.n_layers} layers, but {lengths} ropes, windows and experts")
+        if any(self.experts) and self.activation != "silu":
+            raise ValueError(f"experts have silu gates, but this model's activation is {self.activation}")
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
 

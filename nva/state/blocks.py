@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import attrs
 import numpy as np
-from rpds import HashTrieMap
 
-from nva.state.columns import Int, column_field, freeze
+from nva.state.columns import Int, Lookup, column_field, freeze
 from nva.state.config import Limits
 
 ROOT = 0
@@ -48,8 +47,8 @@ class Blocks:
     before: Int = column_field()  # [ids + 1]
     n_free: int
     n_chains: int  # chains numbered so far
-    index: HashTrieMap[Key, Found]
-    keys: HashTrieMap[int, Key]  # block -> the key it is found under
+    index: Lookup[Key, Found]
+    keys: Lookup[int, Key]  # block -> the key it is found under
 
     @property
     def ring(self) -> int:
@@ -68,8 +67,8 @@ def empty_blocks(limits: Limits) -> Blocks:
         before=freeze(before),
         n_free=limits.n_blocks,
         n_chains=ROOT,
-        index=HashTrieMap(),
-        keys=HashTrieMap(),
+        index=Lookup(),
+        keys=Lookup(),
     )
 
 

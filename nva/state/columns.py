@@ -1,14 +1,15 @@
-"""Read-only numpy columns and append-only token histories.
+"""What states are made of: read-only columns, append-only histories and tables, and a lookup table that is a value.
 
-The one law here: a value that a state has shown never changes. This is the only file that knows how a copy is made.
+The one law here: a value that a state has shown never changes. This is the only file that knows how a copy is made,
+or how the newest owner may do without one.
 Read next: blocks.py and rows.py, which are built of these columns.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -112,3 +113,66 @@ def tokens_between(buffer: Tokens, start: int, end: int) -> Int:
 def replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     """The tuple with another value at one index."""
     return (*values[:index], value, *values[index + 1 :])
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Lookup(Generic[K, V]):
+    """A dict as a value. One dict serves all versions: the newest holds it, every older one what must be undone to
+    get there (Baker 1978, Shallow Binding). So the newest version costs what a dict costs, and any other one can
+    still be read or changed: it takes the dict over, at the price of the changes between.
+    """
+
+    __slots__ = ("_items", "_newer", "_undo")
+
+    def __init__(self, items: dict[K, V] | None = None) -> None:
+        self._items: dict[K, V] | None = items if items is not None else {}
+        self._newer: Lookup[K, V] | None = None
+        self._undo: dict[K, V | None] = {}
+
+    def get(self, key: K) -> V | None:
+        """The value under the key, None if there is none."""
+        return self._taken_over().get(key)
+
+    def as_dict(self) -> dict[K, V]:
+        """All of it, copied."""
+        return dict(self._taken_over())
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._taken_over()
+
+    def __len__(self) -> int:
+        return len(self._taken_over())
+
+    def updated(self, changes: Mapping[K, V | None]) -> Lookup[K, V]:
+        """The version with these values set; None removes a key."""
+        newer = Lookup(self._taken_over())
+        self._hand_over(newer, changes)
+        return newer
+
+    def _hand_over(self, other: Lookup[K, V], changes: Mapping[K, V | None]) -> None:
+        """Make the dict the other version's, which differs from this one by the changes."""
+        items = self._taken_over()
+        undo = {key: items.get(key) for key in changes}
+        for key, value in changes.items():
+            if value is None:
+                items.pop(key, None)
+            else:
+                items[key] = value
+        other._items, other._newer, other._undo = items, None, {}
+        self._items, self._newer, self._undo = None, other, undo
+
+    def _taken_over(self) -> dict[K, V]:
+        """The dict with this version's content: taken from the newest version, through all between."""
+        path: list[Lookup[K, V]] = []
+        version = self
+        while version._newer is not None:
+            path.append(version)
+            version = version._newer
+        for older in reversed(path):
+            version._hand_over(older, older._undo)
+            version = older
+        assert self._items is not None
+        return self._items

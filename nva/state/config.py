@@ -39,6 +39,11 @@ class Limits:
             raise ValueError("token_buckets and row_buckets go together: give both or neither")
         if self.token_buckets and self.token_buckets[-1] < self.max_batched_tokens:
             raise ValueError(f"the largest token bucket, {self.token_buckets[-1]}, is below max_batched_tokens")
+        if self.token_buckets and self._largest_padding > self.max_model_len:
+            raise ValueError(
+                f"token_buckets {self.token_buckets} pad by up to {self._largest_padding} tokens, which one row of "
+                f"max_model_len {self.max_model_len} must hold; add buckets between"
+            )
         if self.row_buckets and self.row_buckets[-1] < self.max_rows + 1:
             raise ValueError(f"the largest row bucket, {self.row_buckets[-1]}, is below max_rows + 1 (one row pads)")
 
@@ -50,8 +55,12 @@ class Limits:
     @property
     def n_scratch(self) -> int:
         """Blocks before the pool that padding writes to: ids [0, n_scratch), at least one."""
-        gaps = [after - before - 1 for before, after in zip((0, *self.token_buckets), self.token_buckets, strict=False)]
-        return max(1, -(-max(gaps, default=0) // self.block_size))
+        return max(1, -(-self._largest_padding // self.block_size))
+
+    @property
+    def _largest_padding(self) -> int:
+        sizes = zip((0, *self.token_buckets), self.token_buckets, strict=False)
+        return max((after - before - 1 for before, after in sizes), default=0)
 
     @property
     def pool_len(self) -> int:

@@ -104,8 +104,8 @@ def check_conservation(state: EngineState) -> None:
 
 def check_index(blocks: Blocks) -> None:
     """The prefix index and the blocks' keys are each other's inverse, and every keyed block ends a chain of its own."""
-    found = dict(blocks.index.items())
-    _equal("index and keys are inverse", {found[key].block: key for key in found}, dict(blocks.keys.items()))
+    found = blocks.index.as_dict()
+    _equal("index and keys are inverse", {entry.block: key for key, entry in found.items()}, blocks.keys.as_dict())
     chains = {entry.chain for entry in found.values()}
     _equal("chains are distinct and numbered", len(chains - {ROOT}), len(found))
 

@@ -63,8 +63,8 @@ class Batch:
 class Draw:
     """What the sampler needs for S samples, one entry each, and for Q prompt tokens whose log-probabilities are asked.
 
-    `penalized[k] = (j, history, n_prompt)`: sample j has penalties, over these tokens. `bias_at[k] = (j, token)` gets
-    `bias[k]` added to its logit; minus infinity bans a token.
+    `penalized[k] = (j, history, n_prompt)`: sample j has penalties, over these tokens. `bias_at[k] = (j, token)`, all
+    distinct, gets `bias[k]` added to its logit; minus infinity bans a token.
     """
 
     logit_rows: Int = array_field()  # [S] row of the logits

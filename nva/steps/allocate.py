@@ -16,7 +16,7 @@ from nva.state.columns import Bool, Column, Int, append_entries, freeze, history
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
 from nva.state.plan import no_copies
-from nva.state.rows import COLUMNS, block_table, n_reserved, update
+from nva.state.rows import COLUMNS, block_table, n_reserved, request_of, update
 from nva.steps.prefix import forget
 
 
@@ -112,8 +112,8 @@ def grow(state: EngineState, row_ids: Int) -> tuple[EngineState, Int]:
 def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = None) -> tuple[EngineState, list[int]]:
     """Start n more rows that continue as `row` does, sharing its blocks; nothing is copied until one of them writes.
 
-    The new rows are the samples from `first_sample` on, by default those after the row's own. Raises ValueError if
-    the row isn't running, still has prompt to compute, or fewer than n rows are free.
+    The new rows are the samples from `first_sample` on, by default numbers that no sample of the request has. Raises
+    ValueError if the row isn't running, still has prompt to compute, or fewer than n rows are free.
     """
     rows = state.rows
     is_decoding = rows.is_running[row] and rows.n_samples[row] == 1 and rows.n_computed[row] >= rows.n_known[row] - 1
@@ -123,7 +123,7 @@ def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = No
     if n > n_free:
         raise ValueError(f"{n} forks asked, {n_free} rows free; raise max_rows or end other rows first")
     free = np.flatnonzero(~rows.is_running)[:n]
-    first = int(rows.sample[row]) + 1 if first_sample is None else first_sample
+    first = _next_sample(state, row) if first_sample is None else first_sample
     table, columns = block_table(rows, row), {name: getattr(rows, name)[row] for name in COLUMNS}
     rows = update(rows, free, **columns | {"sample": first + np.arange(n)})
     tables = write_entries(rows.block_tables, rows.n_blocks, free, rows.block_tables.ids[row])
@@ -134,6 +134,13 @@ def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = No
     blocks = state.blocks
     counts = write(blocks.ref_counts, table, blocks.ref_counts[table] + n)
     return attrs.evolve(state, rows=rows, blocks=attrs.evolve(blocks, ref_counts=counts)), free.tolist()
+
+
+def _next_sample(state: EngineState, row: int) -> int:
+    rows, arrival = state.rows, state.rows.arrival[row]
+    running = rows.sample[rows.is_running & (rows.arrival == arrival)].tolist()
+    waiting = [entry.sample for entry in state.waiting if entry.arrival == arrival]
+    return max(request_of(rows, row).params.n, 1 + max(running + waiting))
 
 
 def vacate(state: EngineState, row_ids: Sequence[int]) -> EngineState:

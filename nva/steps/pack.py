@@ -6,6 +6,7 @@ Read next: forward.py and sample.py, which consume them.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -33,9 +34,8 @@ def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     """Prompt tokens whose log-probabilities this step gives: (row, position, packed index that predicts it)."""
     rows, found = state.rows, list[tuple[int, int, int]]()
-    packed_starts = np.cumsum(plan.counts) - plan.counts
     for i in np.flatnonzero(plan.counts > 1).tolist():
-        row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(packed_starts[i])
+        row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[:i].sum())
         if is_scored(request_of(rows, row), int(rows.n_known[row])):
             end = min(start + int(plan.counts[i]), int(rows.n_prompt[row]) - 1)
             found += [(row, position + 1, packed + position - start) for position in range(start, end)]
@@ -69,7 +69,8 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
     views["context_lens"][:n_rows] = plan.starts + plan.counts
     views["logit_index"][: len(logit_index)] = logit_index
     views["copies"][:] = plan.copies
-    _pad(views, n, n_rows, limits)
+    if limits.row_buckets:
+        _pad(views, n, n_rows, limits)
     return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), **views)
 
 
@@ -80,7 +81,7 @@ def _n_logits(n: int, n_padded_rows: int, limits: Limits) -> int:
 
 def _laid_out(shapes: dict[str, tuple[int, ...]]) -> tuple[Int, dict[str, Int]]:
     """One zeroed int32 buffer, and views of these shapes that follow each other in it."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()]).tolist()
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
     buffer = np.zeros(ends[-1], np.int32)
     starts = [0, *ends]
     return buffer, {
@@ -139,7 +140,10 @@ def _biases(state: EngineState, plan: Plan, sampling: Column) -> tuple[Int, Floa
     """The logits to change, [K, 2] of (sample, token), and by how much, [K]: logit_bias, and no stop before min_len."""
     rows, changes = state.rows, dict[tuple[int, int], float]()
     is_early = rows.n_computed[plan.sample_rows] < sampling["min_len"]
-    for j in np.flatnonzero(sampling["is_biased"] | is_early).tolist():
+    changed = np.flatnonzero(sampling["is_biased"] | is_early).tolist()
+    if not changed:
+        return np.zeros((0, 2), np.int32), np.zeros(0)
+    for j in changed:
         request = request_of(rows, int(plan.sample_rows[j]))
         changes |= {(j, token): bias for token, bias in request.params.logit_bias.items()}
         if is_early[j]:

@@ -15,6 +15,7 @@ import numpy as np
 from nva.state.blocks import ROOT, Blocks, Found, Key
 from nva.state.columns import Int, Tokens
 from nva.state.engine import EngineState
+from nva.state.plan import Batch
 from nva.state.rows import history_of, update
 
 
@@ -48,27 +49,33 @@ def publish(state: EngineState, row_ids: Int) -> EngineState:
     is_due = n_full > rows.n_published[row_ids]
     if not state.limits.prefix_caching or not is_due.any():
         return state
-    blocks, due = state.blocks, row_ids[is_due]
-    index, keys, n_chains = blocks.index, blocks.keys, blocks.n_chains
+    blocks, due, n_chains = state.blocks, row_ids[is_due], state.blocks.n_chains
     starts, ends, chains = rows.n_published[due].tolist(), n_full[is_due].tolist(), rows.chain[due].tolist()
+    new: dict[Key, Found] = {}
     for i, row in enumerate(due.tolist()):
+        tokens = history_of(rows, row)
         for block_index in range(starts[i], ends[i]):
-            key = _key(chains[i], history_of(rows, row), block_index, size)
-            found = index.get(key)
+            key = _key(chains[i], tokens, block_index, size)
+            found = new.get(key) or blocks.index.get(key)
             if found is None:
                 n_chains += 1
-                found = Found(int(rows.block_tables.ids[row, block_index]), n_chains)
-                index, keys = index.insert(key, found), keys.insert(found.block, key)
+                found = new[key] = Found(int(rows.block_tables.ids[row, block_index]), n_chains)
             chains[i] = found.chain
+    index, keys = blocks.index.updated(new), blocks.keys.updated({found.block: key for key, found in new.items()})
     blocks = attrs.evolve(blocks, index=index, keys=keys, n_chains=n_chains)
     return attrs.evolve(state, blocks=blocks, rows=update(rows, due, n_published=ends, chain=chains))
 
 
+def withdraw(state: EngineState, batch: Batch) -> EngineState:
+    """The state before a step that failed, for going on: whatever its forward may have overwritten is found no more."""
+    written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
+    return attrs.evolve(state, blocks=forget(state.blocks, sorted(written)))
+
+
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     """Let these blocks be found no more."""
-    index, keys = blocks.index, blocks.keys
-    for block in ids:
-        key = keys.get(block)
-        if key is not None:
-            index, keys = index.remove(key), keys.remove(block)
-    return blocks if keys is blocks.keys else attrs.evolve(blocks, index=index, keys=keys)
+    keyed = {block: key for block in ids if (key := blocks.keys.get(block)) is not None}
+    if not keyed:
+        return blocks
+    index, keys = blocks.index.updated(dict.fromkeys(keyed.values())), blocks.keys.updated(dict.fromkeys(keyed))
+    return attrs.evolve(blocks, index=index, keys=keys)

@@ -8,7 +8,7 @@ device before the one copy at the end. Read next: Draw and Sampled in state/plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from torch import Tensor
 from nva.state.columns import Column, Int
 from nva.state.plan import Draw, Logprobs, Sampled
 from nva.state.request import NO_LOGPROBS
+
+Filter = Callable[[Tensor, Column], None]
+"""What filter_gaps is: a device may have its own."""
 
 NEXT_TOKEN = 0
 """The purpose of an ordinary draw. Another use of randomness at the same position takes another number."""
@@ -29,9 +32,12 @@ _CPU_SLICE = 2**22  # bytes of logits worked on at once: small enough to stay in
 _DEVICE_SLICE = 2**26  # large enough to need few launches, small enough for temporaries
 
 
-def sample(logits: Tensor, draw: Draw) -> Sampled:
-    """One token for each of S samples, from logits [L, V] float32, and the log-probabilities that were asked for."""
-    picked = choose(logits, draw)
+def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled:
+    """One token for each of S samples, from logits [L, V] float32, and the log-probabilities that were asked for.
+
+    `filter_` is a device's own way to do what filter_gaps does.
+    """
+    picked = choose(logits, draw, filter_)
     n_top = int(draw.n_logprobs.max(initial=NO_LOGPROBS))
     results = list(picked)
     if n_top != NO_LOGPROBS:
@@ -47,7 +53,7 @@ def sample(logits: Tensor, draw: Draw) -> Sampled:
     )
 
 
-def choose(logits: Tensor, draw: Draw) -> Tensor:
+def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
     """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
     kinds = _kinds(draw.params, logits.shape[1])
     order, is_changed = np.lexsort((draw.params["top_k"], kinds)), bool(draw.penalized) or len(draw.bias) > 0
@@ -56,7 +62,7 @@ def choose(logits: Tensor, draw: Draw) -> Tensor:
         group = order[kinds[order] == kind]
         for part in _slices(len(group), logits):
             rows = _take(logits, draw.logit_rows[group[part]], is_changed or kind != _GREEDY)
-            picked.append(_choose_slice(rows, draw, group[part], kind))
+            picked.append(_choose_slice(rows, draw, group[part], kind, filter_ or filter_gaps))
     return torch.cat(picked, dim=1).index_select(1, _put(np.argsort(order), logits))
 
 
@@ -80,7 +86,7 @@ def _argmax(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
 
 
-def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
+def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
     """[2, n] as in `choose`, for n samples of one kind and their logits x [n, V], which are overwritten if a sample
     changes them."""
     is_finite = x.amax(-1).isfinite()
@@ -91,13 +97,14 @@ def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int) -> Tensor:
         params = draw.params[members]
         gaps = x.sub_(x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
         if kind != _PLAIN:
-            filter_gaps(gaps, params)
+            filter_(gaps, params)
         tokens = _argmax(gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps))
     return torch.stack([tokens.int(), is_finite.int()])
 
 
 def adjust(x: Tensor, draw: Draw, members: Column) -> None:
-    """Apply penalties, then bias, in place, to the logits x [n, V] of the samples `members` [n]."""
+    """Apply penalties, then bias, in place, to the logits x [n, V] of the samples `members` [n]. What overflows becomes
+    the largest number: an infinite maximum would make NaN of its own gap."""
     row_of = np.full(len(draw.params), -1)
     row_of[members] = np.arange(len(members))
     penalties = [
@@ -114,7 +121,7 @@ def adjust(x: Tensor, draw: Draw, members: Column) -> None:
     if is_mine.any():
         at = _put(rows[is_mine], x), _put(draw.bias_at[is_mine, 1].astype(np.int64), x)
         bias = _put(draw.bias[is_mine], x).to(x.dtype).clamp(max=_MAX)
-        x[at] = (x[at] + bias).clamp(max=_MAX)  # an infinite maximum would make NaN of its own gap
+        x[at] = (x[at] + bias).clamp(max=_MAX)
 
 
 def _penalties(row: int, history: Int, n_prompt: int, params: Any) -> tuple[Column, ...]:
@@ -158,7 +165,8 @@ def _limit_of_nearest(gaps: Tensor, limit: Tensor, top_k: Column, top_p: Tensor)
 
 def _limit_of_all(gaps: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:
     """[n, 1] The largest gap within the limit and top_p, found bit by bit, as floats from 0 up are ordered like their
-    bits: 31 sums over a cached row cost a fraction of sorting it."""
+    bits: 31 sums over a cached row cost a fraction of sorting it. Torch may add up a lone row in another order, which
+    moves a sum by 1e-7 of itself and a token with that probability."""
     weights = (-gaps).exp().mul_(gaps.clone().le_(limit))
     target = top_p * weights.sum(-1, keepdim=True)
     bits = torch.zeros_like(target, dtype=torch.int32)
@@ -209,7 +217,7 @@ def _finalize(x: Tensor) -> Tensor:
 
 def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:
     """Log-probabilities under the softmax of logits[rows]: those of tokens [N], their ranks [N], the likeliest tokens
-    [N, K] and theirs [N, K]. Equally likely tokens come in any order."""
+    [N, K] and theirs [N, K]. Equally likely tokens come in no set order."""
     parts: list[tuple[Tensor, ...]] = []
     for part in _slices(len(rows), logits):
         scores = logits.index_select(0, _put(rows[part], logits)).log_softmax(-1)
@@ -228,8 +236,9 @@ def _slices(n_rows: int, logits: Tensor) -> Iterator[slice]:
 
 
 def _put(values: Column, like: Tensor) -> Tensor:
-    """A copy of an array on the device of a tensor. Torch refuses the strides of a record's field, so copy first."""
-    return torch.tensor(values.copy(), device=like.device)
+    """A copy of an array on the device of a tensor. Torch refuses the strides of a record's field, so copy first; a
+    blocking copy would wait for the forward."""
+    return torch.tensor(values.copy()).to(like.device, non_blocking=True)
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Column]:

@@ -2,8 +2,8 @@
 goes to prompts, in chunks. Rows and blocks go by the policy's order; short of blocks, the last in order are preempted,
 their blocks freed, and computed again later.
 
-The law: a busy state always computes a token, and the number of steps is bounded: a row is preempted only for one
-that samples now, and a row is admitted only when all its known tokens have blocks.
+The law: a busy state always computes a token, and the number of steps is bounded: prompts never preempt, since a row
+is admitted only when all its known tokens have blocks; only a token about to be sampled may cost another row its place.
 Read next: pack.py, which turns the Plan into arrays.
 """
 
@@ -48,9 +48,10 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, copies = grow(state, decoding)
     work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
     work = _chunk(work, state.rows, order[(n_due > 1) & state.rows.is_running[order]])
-    state = _advance(state, *_packed(decoding, work))
-    state, work = _admit(state, work)
     row_ids, counts = _packed(decoding, work)
+    state, work = _admit(_advance(state, row_ids, counts), work)
+    if len(work.rows) + len(decoding) > len(row_ids):
+        row_ids, counts = _packed(decoding, work)
     if not len(row_ids):
         raise ValueError("nothing waits or runs; submit a request before the next step")
     starts = state.rows.n_computed[row_ids] - counts
@@ -85,7 +86,7 @@ def _preempt_for(state: EngineState, decoding: Int) -> tuple[EngineState, Int, P
     One row alone always can: submit() ends its growth where the pool ends.
     """
     preempted: list[tuple[int, int]] = []
-    while n_blocks_due(state, decoding) > state.blocks.n_free:
+    while state.blocks.n_free < len(decoding) and n_blocks_due(state, decoding) > state.blocks.n_free:
         victim = int(running(state.rows)[-1])
         entry = _as_waiting(state.rows, victim)
         preempted.append((entry.arrival, entry.sample))
@@ -210,7 +211,7 @@ def _start_samples(state: EngineState, row_ids: Int) -> tuple[EngineState, Int, 
     for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
         state = attrs.evolve(state, rows=update(state.rows, row, n_samples=1))
-        state, forks = fork(state, row, int(rows.n_samples[row]) - 1)
+        state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
         sample_rows = np.array([*sample_rows, *forks], np.int32)
         sources = np.array([*sources, *[source] * len(forks)], np.int32)
     rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)

@@ -6,7 +6,7 @@ fold runs events through the step functions and checks the laws, reference is a 
 
 from nva.testing.folds import Run, Steps, fold
 from nva.testing.laws import LAWS, check_step
-from nva.testing.strategies import Abort, Arrive, Event, Fork, Step, events, limits, policies
+from nva.testing.strategies import Abort, Arrive, Event, Fail, Fork, Step, events, limits, policies
 from nva.testing.toy import ToyKV, toy_forward, toy_sample, toy_tokens
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Abort",
     "Arrive",
     "Event",
+    "Fail",
     "Fork",
     "Run",
     "Step",

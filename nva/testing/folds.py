@@ -19,9 +19,10 @@ from nva.state.rows import running
 from nva.steps.allocate import fork
 from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
+from nva.steps.prefix import withdraw
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
-from nva.testing.laws import check_purity, check_step, snapshot
+from nva.testing.laws import check_keys, check_purity, check_step, snapshot
 from nva.testing.strategies import Abort, Arrive, Event, Fork, Step
 from nva.testing.toy import ToyKV, poison, toy_forward, toy_sample, toy_tokens
 
@@ -34,6 +35,7 @@ class Steps:
     schedule: Callable[[EngineState], tuple[EngineState, Plan]] = schedule
     pack: Callable[[EngineState, Plan], tuple[Batch, Draw]] = pack
     commit: Callable[[EngineState, Plan, Sampled], tuple[EngineState, Output]] = commit
+    withdraw: Callable[[EngineState, Batch], EngineState] = withdraw
 
 
 @attrs.define(kw_only=True)
@@ -97,8 +99,9 @@ def apply(run: Run, event: Event, steps: Steps) -> None:
     elif isinstance(event, Fork):
         _fork(run, event.number)
     elif is_busy(run.state):
-        _step(run, steps)
+        _step(run, steps) if isinstance(event, Step) else _fail(run, steps)
     check(run.state)
+    check_keys(run.state, run.kv)
     poison(run.state, run.kv)
 
 
@@ -112,6 +115,14 @@ def _step(run: Run, steps: Steps) -> None:
     run.plans.append(plan)
     run.shapes.add((len(batch.token_ids), len(batch.query_ends), len(batch.logit_index)))
     run.finished += output.finished
+
+
+def _fail(run: Run, steps: Steps) -> None:
+    """The forward has written when it raises; the state before the step goes on, as in run.step."""
+    state, plan = steps.schedule(run.state)
+    batch, _ = steps.pack(state, plan)
+    toy_forward(state.limits)(None, run.kv, batch)
+    run.state = steps.withdraw(run.state, batch)
 
 
 def _fork(run: Run, number: int) -> None:

@@ -91,7 +91,7 @@ def check_padding(limits: Limits, batch: Batch) -> None:
 
 def check_keys(state: EngineState, kv: ToyKV) -> None:
     """A keyed block holds its key's tokens, and its key continues the chain of the block before it in every table."""
-    for block, key in state.blocks.keys.items():
+    for block, key in state.blocks.keys.as_dict().items():
         held = kv.tokens[block].astype(np.int32).tobytes()
         _require("key identity", held == key.tokens, kv.tokens[block].tolist(), np.frombuffer(key.tokens, np.int32))
     for row in running(state.rows).tolist():
@@ -103,7 +103,8 @@ def check_keys(state: EngineState, kv: ToyKV) -> None:
             if key is None:
                 break  # another block was found under its key first
             _require("key identity", key.tokens == own and key.parent == parent, key, (parent, own))
-            parent = state.blocks.index[key].chain
+            found = state.blocks.index.get(key)
+            parent = found.chain if found else ROOT
 
 
 def snapshot(state: EngineState) -> Any:
@@ -117,7 +118,7 @@ def snapshot(state: EngineState) -> Any:
     rows = running(state.rows).tolist()
     tokens = {row: (token_ids(state.rows, row).tobytes(), block_table(state.rows, row).tobytes()) for row in rows}
     waiting = [(entry.order, bytes(entry.history[: entry.n_known])) for entry in state.waiting]
-    index = sorted(state.blocks.index.items())
+    index = sorted(state.blocks.index.as_dict().items())
     return columns, tokens, waiting, index, state.n_arrived, state.policy_state
 
 

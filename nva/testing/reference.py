@@ -91,6 +91,7 @@ class ReferenceEngine:
             decoding = [s for s in decoding if s is not victim]
         for sequence, grows in zip(decoding, self._growth(decoding), strict=True):
             done.n_copied += self._grow(sequence) if grows else 0
+        for sequence in decoding:
             self._compute(sequence, 1, done)
         left -= len(decoding)
         for sequence in [s for s in prefilling if s in self.running]:

@@ -40,7 +40,12 @@ class Fork:
     number: int
 
 
-Event = Arrive | Step | Abort | Fork
+@attrs.frozen
+class Fail:
+    """The engine runs a step whose forward writes to the cache and then raises."""
+
+
+Event = Arrive | Step | Abort | Fork | Fail
 
 
 @st.composite
@@ -52,7 +57,7 @@ def limits(draw: st.DrawFn, **fixed: object) -> Limits:
         "max_rows": draw(st.integers(1, 5)),
         "max_batched_tokens": draw(st.integers(1, 9)),
         "max_scored_tokens": draw(st.integers(1, 3)),
-        "max_model_len": draw(st.integers(4, 24)),
+        "max_model_len": draw(st.integers(6, 24)),
         "prefix_caching": draw(st.booleans()),
     } | fixed
     buckets: dict[str, tuple[int, ...]] = {}
@@ -95,16 +100,16 @@ def requests(draw: st.DrawFn, id_: int, size: Limits) -> Request:
 
 @st.composite
 def events(draw: st.DrawFn, size: Limits, max_size: int = 25) -> list[Event]:
-    """Arrivals, steps, aborts and forks, in any order."""
+    """Arrivals, steps, failing steps, aborts and forks, in any order."""
     found: list[Event] = []
     n_requests = 0
-    for kind in draw(st.lists(st.sampled_from("aasssssffx"), min_size=1, max_size=max_size)):
+    for kind in draw(st.lists(st.sampled_from("aasssssffxe"), min_size=1, max_size=max_size)):
         if kind == "a":
             n = draw(st.integers(1, 3))
             found.append(Arrive(tuple(draw(requests(n_requests + i, size)) for i in range(n))))
             n_requests += n
-        elif kind == "s":
-            found.append(Step())
+        elif kind in "se":
+            found.append(Step() if kind == "s" else Fail())
         else:
             number = draw(st.integers(0, 7))
             found.append(Abort(number) if kind == "x" else Fork(number))

@@ -1,4 +1,4 @@
-"""What any backend is compared on: attention over drawn batches, and attention written out query by query."""
+"""What any backend is compared on: attention and experts over drawn batches, and both written out one by one."""
 
 from __future__ import annotations
 
@@ -98,3 +98,55 @@ def dense_attention(case: AttentionCase) -> Tensor:
                 weights = torch.cat([scores, sink.double()]).softmax(0)[: len(scores)]
                 out[i, head] = weights @ v
     return out
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MoeCase:
+    """Tokens and experts. What is padding is NaN."""
+
+    x: Tensor  # [T, H]
+    logits: Tensor  # [T, E]
+    gate_up: Tensor  # [E, 2J, H]
+    down: Tensor  # [E, H, J]
+    n_active: int
+    normalize: bool
+    is_padding: Tensor  # [T] bool
+
+
+@st.composite
+def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
+    """Any number of tokens and experts, every routing; some experts drawn more often, by up to all tokens."""
+    n_tokens, n_experts = draw(st.integers(1, 20)), draw(st.integers(1, 9))
+    hidden, inner = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    n_active, n_padding = draw(st.integers(1, n_experts)), draw(st.integers(0, n_tokens))
+    popularity = draw(st.lists(st.sampled_from([-20.0, 0.0, 20.0]), min_size=n_experts, max_size=n_experts))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, logits = normal(n_tokens, hidden), normal(n_tokens, n_experts) + torch.tensor(popularity, dtype=dtype)
+    is_padding = torch.arange(n_tokens) >= n_tokens - n_padding
+    x[is_padding], logits[is_padding] = torch.nan, torch.nan
+    return MoeCase(
+        x=x,
+        logits=logits,
+        gate_up=normal(n_experts, 2 * inner, hidden),
+        down=normal(n_experts, hidden, inner),
+        n_active=n_active,
+        normalize=draw(st.booleans()),
+        is_padding=is_padding,
+    )
+
+
+def dense_moe(case: MoeCase) -> Tensor:
+    """What experts mean, in float64: every expert computes every token, and those not chosen weigh nothing."""
+    x, gate_up, down = case.x.double(), case.gate_up.double(), case.down.double()
+    probabilities = case.logits.double().softmax(-1)
+    is_chosen = probabilities.argsort(-1, descending=True).argsort(-1) < case.n_active
+    weights = torch.where(is_chosen, probabilities, 0)
+    if case.normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    gate, up = torch.einsum("th,ejh->tej", x, gate_up).chunk(2, -1)
+    outputs = torch.einsum("tej,ehj->teh", gate * torch.sigmoid(gate) * up, down)
+    return (outputs * weights[..., None]).sum(1)

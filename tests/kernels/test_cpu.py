@@ -115,12 +115,12 @@ def test_a_row_of_linear_has_the_same_bits_in_every_batch(dtype: torch.dtype) ->
 
 @FLOATS
 @settings(max_examples=40, deadline=None)
-@given(n=st.integers(1, 300), size=SIZES, seed=SEEDS)
-def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, seed: int) -> None:
+@given(n=st.integers(1, 300), size=SIZES, unit=st.booleans(), seed=SEEDS)
+def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, unit: bool, seed: int) -> None:
     x, residual, weight = normal(seed, dtype, n, size), normal(seed + 1, dtype, n, size), normal(seed + 2, dtype, size)
     for found, expected in zip(
-        (operators.rms_norm(x, weight, 1e-5), *operators.add_rms_norm(x, residual, weight, 1e-5)),
-        (reference.rms_norm(x, weight, 1e-5), *reference.add_rms_norm(x, residual, weight, 1e-5)),
+        (operators.rms_norm(x, weight, 1e-5, unit), *operators.add_rms_norm(x, residual, weight, 1e-5, unit)),
+        (reference.rms_norm(x, weight, 1e-5, unit), *reference.add_rms_norm(x, residual, weight, 1e-5, unit)),
         strict=True,
     ):
         torch.testing.assert_close(found, expected, **TOLERANCE[dtype])

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from nva.kernels import backend, reference
-from tests.kernels.cases import AttentionCase, attention_cases, dense_attention
+from tests.kernels.cases import AttentionCase, MoeCase, attention_cases, dense_attention, dense_moe, moe_cases
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
@@ -74,6 +75,18 @@ def test_rms_norm_is_llamas(dtype: torch.dtype) -> None:
 
 
 @FLOATS
+def test_rms_norm_with_a_unit_offset_is_gemmas(dtype: torch.dtype) -> None:
+    norm = Gemma3RMSNorm(48, eps=1e-3).to(dtype)
+    x, residual = torch.randn(2, 5, 3, 48).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    with torch.no_grad():
+        normed, total = reference.add_rms_norm(x, residual, norm.weight, 1e-3, unit_offset=True)
+        assert torch.equal(total, x + residual)
+        assert torch.equal(normed, norm(x + residual))
+        assert torch.equal(normed, reference.rms_norm(total, norm.weight, 1e-3, unit_offset=True))
+
+
+@FLOATS
 def test_rotary_is_llamas(dtype: torch.dtype) -> None:
     q, k = torch.randn(7, 4, 16).to(dtype), torch.randn(7, 2, 16).to(dtype)
     angles = torch.randn(7, 8).repeat(1, 2)
@@ -94,6 +107,49 @@ def test_rotary_of_part_of_a_head_passes_the_rest_through() -> None:
 def test_silu_mul_takes_the_gate_first() -> None:
     gate, up = torch.randn(2, 5, 8)
     torch.testing.assert_close(reference.silu_mul(torch.cat([gate, up], -1)), gate * torch.sigmoid(gate) * up)
+
+
+def test_gelu_tanh_mul_takes_the_gate_first() -> None:
+    gate, up = torch.randn(2, 5, 8)
+    gelu = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+    torch.testing.assert_close(reference.gelu_tanh_mul(torch.cat([gate, up], -1)), gelu * up)
+
+
+def computed(case: MoeCase) -> Tensor:
+    experts = reference.pack_linear(case.gate_up), reference.pack_linear(case.down)
+    return reference.moe(case.x, case.logits, *experts, case.n_active, case.normalize, case.is_padding)
+
+
+@settings(max_examples=200)
+@given(case=moe_cases())
+def test_experts_are_a_weighted_sum_over_those_chosen(case: MoeCase) -> None:
+    """Some experts get no token, some all of them; padding, which is NaN, changes nothing."""
+    real = ~case.is_padding
+    torch.testing.assert_close(computed(case).double()[real], dense_moe(case)[real], atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=30)
+@given(case=moe_cases(dtype=torch.bfloat16))
+def test_experts_in_bfloat16(case: MoeCase) -> None:
+    out, expected = computed(case)[~case.is_padding], dense_moe(case)[~case.is_padding]
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), expected, atol=2**-4, rtol=2**-4)
+
+
+def test_padding_reaches_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 of 5 tokens are real: 6 rows in two groups, though the last router logits would send padding to expert 0."""
+    ends, grouped_linear = [], reference.grouped_linear
+
+    def watched(x: Tensor, weights: Tensor, group_ends: Tensor) -> Tensor:
+        ends.append(group_ends.tolist())
+        return grouped_linear(x, weights, group_ends)
+
+    monkeypatch.setattr(reference, "grouped_linear", watched)
+    logits = torch.tensor([[0.0, 5, 9]]).repeat(5, 1)
+    x, is_padding = torch.randn(5, 4), torch.tensor([False, False, False, True, True])
+    out = reference.moe(x, logits, torch.randn(3, 4, 4), torch.randn(3, 4, 2), 2, True, is_padding)
+    assert ends == [[0, 3, 6]] * 2
+    assert torch.equal(out[3:], torch.zeros(2, 4))
 
 
 def test_linear_multiplies_with_packed_rows() -> None:

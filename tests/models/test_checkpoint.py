@@ -61,6 +61,29 @@ def test_many_names_are_cut_short(single: Path) -> None:
     refuses(single, "and 9 more")
 
 
+def test_every_expert_is_there(tmp_path: Path) -> None:
+    build(CASES["qwen3_moe-layers"], tmp_path)
+    name = "model.layers.3.mlp.experts.2.up_proj.weight"
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.pop(name))
+    refuses(tmp_path, f"lacks {name}")
+
+
+def test_experts_in_one_tensor_are_not_there_again_one_by_one(tmp_path: Path) -> None:
+    build(CASES["qwen2_moe-fused"], tmp_path)
+    name = "model.layers.1.mlp.experts.0.down_proj.weight"
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.update({name: torch.ones(48, 20)}))
+    refuses(tmp_path, f"doesn't use: {name}")
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.pop("model.layers.1.mlp.experts.down_proj"))
+    refuses(tmp_path, r"lacks model\.layers\.1\.mlp\.experts\.1\.down_proj\.weight")
+
+
+def test_a_layer_without_experts_has_no_router(tmp_path: Path) -> None:
+    build(CASES["qwen3_moe-layers"], tmp_path)
+    name = "model.layers.0.mlp.gate.weight"
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.update({name: torch.ones(6, 48)}))
+    refuses(tmp_path, f"doesn't use: {name}")
+
+
 def test_a_misshapen_tensor_is_named(single: Path) -> None:
     edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)}))
     refuses(single, r"model\.norm\.weight has the shape \(47,\); config\.json asks for \(48,\)")
@@ -69,6 +92,13 @@ def test_a_misshapen_tensor_is_named(single: Path) -> None:
 def test_a_quantized_tensor_is_named(single: Path) -> None:
     edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48).to(torch.int8)}))
     refuses(single, r"model\.norm\.weight is stored as I8; nva reads F64, F32, F16 and BF16")
+
+
+@pytest.mark.parametrize("suffix", ["qweight", "weight_packed", "weight_scale_inv"])
+def test_a_quantized_checkpoint_whose_config_does_not_say_so(single: Path, suffix: str) -> None:
+    name = f"model.layers.0.mlp.up_proj.{suffix}"
+    edit_weights(single / SINGLE, lambda tensors: tensors.update({name: torch.ones(9)}))
+    refuses(single, rf"the checkpoint is quantized \({name}\), which nva can't read")
 
 
 @pytest.mark.parametrize("n_bytes", [0, 4, 100, 50_000])
@@ -192,7 +222,7 @@ def test_end_of_sequence_ids_are_the_union_of_both_configs(single: Path) -> None
     assert open_checkpoint(single).eos_ids == frozenset()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-linear"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-linear", "qwen3_moe-layers", "qwen2_moe"])
 def test_random_params_have_the_form_of_loaded_ones(name: str, tmp_path: Path) -> None:
     build(CASES[name], tmp_path)
     checkpoint, loaded = load_checkpoint(tmp_path)

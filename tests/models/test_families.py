@@ -1,23 +1,20 @@
-"""What the families read from a config.json, what they refuse, and how one adds a family of one's own."""
+"""What the families read from a config.json, what they refuse, and what is claimed of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import GraniteConfig, GraniteForCausalLM
 
-from nva.models import FAMILIES, ModelSpec, load_checkpoint, register
-from nva.models.config import read_spec
-from nva.models.llama import LLAMA_WEIGHTS
-from nva.models.registry import read_model
-from tests.checkpoints import MAX_MODEL_LEN, SIZES, randomize
-from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
+from nva.models import FAMILIES, ModelSpec
+from nva.models.registry import EMULATED, LOGITS, VERIFIED, read_model
+from nva.models.spec import ExpertSpec
+from tests import checkpoints
+from tests.checkpoints import SIZES
+from tests.npu.models import CONFIGS
 
 BASE = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "head_dim": 8, "sliding_window": None}
+GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 5, "rope_local_base_freq": 100.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12}
 
 
@@ -33,23 +30,34 @@ def refuses(message: str, family: str = "Llama", without: str = "", **config: An
 
 
 def test_an_unknown_architecture_lists_those_known() -> None:
-    refuses(r"\['OtherForCausalLM'\]; known are LlamaForCausalLM, .*@nva\.models\.register", "Other")
+    refuses(r"\['OtherForCausalLM'\]; known are .*LlamaForCausalLM, .*@nva\.models\.register", "Other")
     refuses(r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"})
 
 
-def test_quantized_weights_are_refused_by_name() -> None:
-    refuses(r"quantized \(quantization_config: gptq\)", quantization_config={"quant_method": "gptq", "bits": 4})
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4"])
+def test_quantized_weights_are_refused_by_name(method: str) -> None:
+    settings = {"quant_method": method, "bits": 4}
+    refuses(rf"quantized \(quantization_config: {method}\), .* take an unquantized one", quantization_config=settings)
+
+
+def test_quantized_weights_without_a_name_are_refused() -> None:
+    refuses(r"quantized \(quantization_config: unnamed\)", quantization_config="w8a8")
     refuses(r"quantized \(compression_config: unnamed\)", compression_config={"format": "int8"})
 
 
 def test_an_unknown_activation_is_refused() -> None:
     assert spec(hidden_act="swish") == spec(hidden_act="silu")
-    refuses("hidden_act 'gelu' is not known; known is silu", hidden_act="gelu")
+    assert spec(hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
+    refuses("activation 'gelu' is not known; known are silu, swish, gelu_pytorch_tanh", hidden_act="gelu")
+    refuses("experts have silu gates", "Qwen3Moe", hidden_act="gelu_pytorch_tanh", **MOE)
 
 
 def test_settings_that_change_attention_and_are_not_implemented_are_refused() -> None:
     assert spec(rope_interleaved=False) == spec()
     refuses("sets rope_interleaved, which nva doesn't implement", rope_interleaved=True)
+    refuses("sets query_pre_attn_scalar", query_pre_attn_scalar=256)
+    refuses("sets use_bidirectional_attention", "Gemma3", use_bidirectional_attention=True, **GEMMA)
+    refuses("sets final_logit_softcapping", "Gemma3", final_logit_softcapping=30.0, **GEMMA)
     refuses("sets dual_chunk_attention_config", "Qwen2", dual_chunk_attention_config={"chunk_size": 262144})
 
 
@@ -101,6 +109,55 @@ def test_windows_of_llama_and_mistral() -> None:
     refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
 
 
+def test_layers_and_scales_of_gemma() -> None:
+    gemma = spec("Gemma3", num_hidden_layers=13, **GEMMA)
+    assert [i for i, window in enumerate(gemma.windows) if window is None] == [5, 11]
+    assert [gemma.ropes[i].theta for i in gemma.rope_ids[4:7]] == [100.0, 1e4, 100.0]
+    assert (gemma.tied_head, gemma.qk_norm, gemma.out_norms, gemma.unit_offset) == (True,) * 4
+    assert (gemma.attn_scale, gemma.embed_scale) == (16**-0.5, 48**0.5)
+    halves = spec("Gemma3", num_hidden_layers=4, **GEMMA, sliding_window_pattern=2)
+    assert halves.windows == (5, None, 5, None)
+    scaled = spec("Gemma3", num_hidden_layers=6, rope_scaling={"rope_type": "linear", "factor": 8.0}, **GEMMA)
+    assert [rope.kind for rope in scaled.ropes] == ["default", "linear"]
+    for name in ("query_pre_attn_scalar", "sliding_window", "head_dim", "rope_local_base_freq"):
+        refuses(f"no '{name}', which Gemma3ForCausalLM needs", "Gemma3", without=name, **GEMMA)
+
+
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+    "shared_expert_intermediate_size": 12,
+}
+
+
+def test_experts_of_qwen() -> None:
+    qwen3 = spec("Qwen3Moe", **MOE)
+    assert (qwen3.qk_norm, qwen3.qkv_bias) == (True, False)
+    assert qwen3.experts[0] == ExpertSpec(n_experts=4, n_active=2, intermediate_size=8, normalize=True)
+    qwen2 = spec("Qwen2Moe", **MOE)
+    assert (qwen2.qk_norm, qwen2.qkv_bias, qwen2.experts[0].shared_size) == (False, True, 12)
+    where = [
+        [bool(experts) for experts in spec("Qwen3Moe", **MOE, num_hidden_layers=4, **config).experts]
+        for config in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]})
+    ]
+    assert where == [[True] * 4, [False, True, False, True], [False, True, True, False]]
+    refuses("no 'norm_topk_prob', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "norm_topk_prob", **MOE)
+    refuses("no 'num_experts', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "num_experts", **MOE)
+    refuses("5 experts a token, but there are 4", "Qwen3Moe", **{**MOE, "num_experts_per_tok": 5})
+    refuses("decoder_sparse_step = 0; it must be a whole number", "Qwen3Moe", **MOE, decoder_sparse_step=0)
+
+
+def test_windows_of_qwen_with_experts() -> None:
+    given = {**MOE, "sliding_window": 7, "max_window_layers": 1}
+    assert spec("Qwen3Moe", **given).windows == spec("Qwen2Moe", **given).windows == (None, None)
+    assert spec("Qwen3Moe", **given, use_sliding_window=True).windows == (7, 7)
+    kinds = ["sliding_attention", "full_attention"]
+    assert spec("Qwen2Moe", **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
+    refuses("no 'layer_types', which Qwen2MoeForCausalLM needs", "Qwen2Moe", **given, use_sliding_window=True)
+
+
 def test_ropes_are_read_in_every_spelling() -> None:
     flat = spec(rope_scaling=YARN)
     assert flat.ropes[0].kind == "yarn"
@@ -139,32 +196,10 @@ def test_how_far_ropes_reach() -> None:
     assert spec(rope_scaling={"type": "linear", "factor": 3.0}).reach == 24  # configs state the stretched length
 
 
-def test_a_family_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Granite: Llama with a scale on the embedding, the scores, what layers add, and the logits."""
-    for name in list(FAMILIES):
-        monkeypatch.setitem(FAMILIES, name, FAMILIES[name])  # so that what follows is undone
-
-    @register("GraniteForCausalLM")
-    def granite(config: Any) -> Any:
-        scales = {
-            "embed_scale": config["embedding_multiplier"],
-            "attn_scale": config["attention_multiplier"],
-            "residual_scale": config["residual_multiplier"],
-            "logit_scale": 1 / config["logits_scaling"],
-        }
-        return read_spec(config, **scales), LLAMA_WEIGHTS
-
-    config = GraniteConfig(
-        **SIZES, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=4.0
-    )
-    config._attn_implementation = "eager"
-    model = GraniteForCausalLM(config).eval()
-    randomize(model, seed=1)
-    model.save_pretrained(tmp_path)
-    checkpoint, params = load_checkpoint(tmp_path)
-    rows = [np.random.default_rng(0).integers(0, 97, 20)]
-    expected = [logits_of(model, rows[0])]
-    granite_model = Subject(spec=checkpoint.spec, params=params, limits=LIMITS, rows=rows, expected=expected)
-    assert max(deviation(granite_model, chunk) for chunk in (1, 6, MAX_MODEL_LEN)) < TOLERANCE
-    assert torch.isfinite(expected[0]).all()
-    del FAMILIES["GraniteForCausalLM"]
+def test_what_is_claimed_of_a_family_is_tested() -> None:
+    assert VERIFIED.keys() == FAMILIES.keys()
+    compared = {model.__name__ for _, model in checkpoints.FAMILIES.values()}
+    assert {name for name, claims in VERIFIED.items() if LOGITS in claims} == compared
+    assert {case.family for case in checkpoints.CASES.values()} == set(checkpoints.FAMILIES)
+    emulated = {architecture for architecture, _ in CONFIGS.values()}
+    assert {name for name, claims in VERIFIED.items() if EMULATED in claims} == emulated

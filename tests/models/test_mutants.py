@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -149,3 +151,68 @@ def test_gate_and_up_swapped(build) -> None:
         return reference.silu_mul(torch.cat(x.chunk(2, -1)[::-1], -1))
 
     assert_caught(attrs.evolve(sound, kernels=mutated(reference, silu_mul=silu_mul)))
+
+
+def with_experts(sound: Subject, **changed: Any) -> Subject:
+    experts = tuple(spec and attrs.evolve(spec, **changed) for spec in sound.spec.experts)
+    return attrs.evolve(sound, spec=attrs.evolve(sound.spec, experts=experts))
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "qwen3_moe-fused", "qwen2_moe"])
+def test_weights_of_experts_normalized_or_not(build, case: str) -> None:
+    sound = build(case)
+    assert_caught(with_experts(sound, normalize=not sound.spec.experts[0].normalize))
+
+
+@pytest.mark.parametrize("error", [-1, 1])
+def test_one_expert_more_or_less(build, error: int) -> None:
+    sound = build("qwen3_moe")
+    assert_caught(with_experts(sound, n_active=3 + error))
+
+
+def test_shared_expert_left_out(build) -> None:
+    assert_caught(with_experts(build("qwen2_moe"), shared_size=0))
+
+
+@pytest.mark.parametrize("name", ["shared_gate", "router"])
+def test_gate_of_experts_left_out(build, name: str) -> None:
+    sound = build("qwen2_moe")
+    layers = [{**layer, name: torch.zeros_like(layer[name])} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+@pytest.mark.parametrize("name", ["experts_gate_up", "experts_down"])
+def test_experts_in_another_order(build, name: str) -> None:
+    sound = build("qwen3_moe")
+    layers = [{**layer, name: layer[name].flip(0)} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+def test_tokens_put_back_in_another_order(build) -> None:
+    def moe(x: Tensor, *args: Any) -> Tensor:
+        return reference.moe(x, *args).roll(1, 0)
+
+    sound = build("qwen3_moe")
+    assert_caught(attrs.evolve(sound, kernels=mutated(reference, moe=moe)), chunks=(5, 36))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"unit_offset": False}, {"embed_scale": 1.0}, {"activation": "silu"}, {"attn_scale": 10**-0.5}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_gemma_switch_left_out(build, changed: dict[str, Any]) -> None:
+    sound = build("gemma3")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, **changed)))
+
+
+@pytest.mark.parametrize("norm", ["attention_out_norm", "mlp_out_norm"])
+def test_norm_of_what_is_added_left_out(build, norm: str) -> None:
+    sound = build("gemma3")
+    layers = [{name: value for name, value in layer.items() if name != norm} for layer in sound.params["layers"]]
+    assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
+
+
+def test_ropes_of_gemma_swapped(build) -> None:
+    sound = build("gemma3-layers")
+    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, rope_ids=sound.spec.rope_ids[::-1])))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nva.models.rope import read_rope, rope_frequencies, rope_table
 
@@ -61,3 +62,18 @@ def test_a_table_holds_the_cosine_and_sine_of_every_position() -> None:
     angles = torch.arange(50.0, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     torch.testing.assert_close(cos.double(), angles.cos(), atol=1e-5, rtol=0)
     torch.testing.assert_close(sin.double(), angles.sin(), atol=1e-5, rtol=0)
+
+
+def test_llama_3_1_at_positions_beyond_100_000() -> None:
+    """Angles are the products of large numbers there, so a table rounded otherwise would differ by 0.01."""
+    config = LlamaConfig(
+        hidden_size=4096,
+        num_attention_heads=32,
+        max_position_embeddings=131072,
+        rope_parameters={**ROPES["llama 3.1"], "rope_theta": 5e5},
+    )
+    positions = torch.arange(100_000, 131_072)
+    expected = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    rope = read_rope(config.to_dict(), 128, "full_attention")
+    for found, theirs in zip(rope_table(rope, 131_072), expected, strict=True):
+        torch.testing.assert_close(found[positions].repeat(1, 2), theirs[0], atol=1e-6, rtol=0)

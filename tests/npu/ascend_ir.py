@@ -130,10 +130,6 @@ def reshape(x: Tensor, shape: Tensor, axis: int, num_axes: int) -> Outputs:
     return [x.reshape(shape.tolist())]
 
 
-def transpose(x: Tensor, perm: Tensor) -> Outputs:
-    return [x.permute(perm.tolist()).contiguous()]
-
-
 def cast(x: Tensor, dst_type: int, **_: Any) -> Outputs:
     return [x.to(ge_type_to_torch_type(dst_type))]
 
@@ -195,10 +191,6 @@ def scatter_pa_kv_cache(
     return [key_cache, value_cache]
 
 
-def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor, **_: Any) -> Outputs:
-    return [emulation.scatter_nd_update(var, indices, updates)]
-
-
 def attention(
     query: Tensor,
     key0: Tensor,
@@ -227,28 +219,16 @@ def attention(
     )
 
 
-def tile(x: Tensor, multiples: Tensor) -> Outputs:
-    return [x.repeat(multiples.tolist())]
-
-
-def index_by_tensor(x: Tensor, indices0: Tensor, indices_mask: list[int]) -> Outputs:
-    return [x[indices0]]
-
-
 MEANINGS: dict[str, Callable[..., Outputs]] = {
     "Const": const,
     "GatherV2": gather,
-    "Tile": tile,
-    "IndexByTensor": index_by_tensor,
     "Unsqueeze": unsqueeze,
     "Squeeze": squeeze,
     "Reshape": reshape,
-    "Transpose": transpose,
     "Cast": cast,
     "Add": add,
     "Mul": mul,
     "SplitV": split,
-    "ConcatD": concat,
     "ConcatV2": concat,
     "MatMul": matmul,
     "MatMulV2": matmul,
@@ -257,6 +237,5 @@ MEANINGS: dict[str, Callable[..., Outputs]] = {
     "RotaryMul": rotary_mul,
     "SwiGlu": swiglu,
     "ScatterPaKvCache": scatter_pa_kv_cache,
-    "ScatterNdUpdate": scatter_nd_update,
     "FusedInferAttentionScore": attention,
 }

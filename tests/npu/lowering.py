@@ -21,6 +21,7 @@ import attrs
 import npugraph_ex
 import torch
 import torch_npu
+import torchair
 import torchair._ge_concrete_graph.compat_ir as compat_ir
 import torchair._ge_concrete_graph.fx2ge_converter as fx2ge
 import torchair.npu_fx_compiler as ge_compiler
@@ -29,10 +30,19 @@ import torchair.patterns._recover_view_inplace_pattern as recover_view
 from tests.npu import ascend_ir
 
 CHIP = "Ascend910B3"
+KERNEL = """
+from torchair._ge_concrete_graph.ge_ir_pb2 import ModelDef
+from tests.npu import ascend_ir
+graph = ModelDef.FromString({model!r}).graph[0]
+def kernel(*inputs):
+    return ascend_ir.run(graph, inputs)
+"""
 
-assert (
-    npugraph_ex.CompilerConfig
-)  # first use loads the real module; submodules imported before it would be other copies
+# A process may use both compilers if torchair is first to patch torch: npugraph_ex then leaves its own patches out, and
+# torchair would fail over npugraph_ex's.
+torchair._utils.add_npu_patch({}, torchair.CompilerConfig())
+# The first use loads the real module; submodules imported before it would be copies of those that compile.
+assert npugraph_ex.CompilerConfig
 ex_compiler = importlib.import_module("npugraph_ex.npu_fx_compiler")
 ex_recover_view = importlib.import_module("npugraph_ex.patterns._recover_view_inplace_pattern")
 
@@ -59,6 +69,7 @@ def caught(run_ir: Callable[..., Any] = ascend_ir.run) -> Iterator[list[Caught]]
             replace(npu, "current_stream", lambda *_, stream=stream: stream)
         replace(torch.npu, "graph_pool_handle", lambda: (0, 1))
         replace(fx2ge, "initialize_graph_engine", lambda *_, **__: None)
+        replace(fx2ge, "warnings", types.SimpleNamespace(warn=lambda *_: None))  # that frozen weights must not move
         replace(compat_ir, "is_cann_compat", lambda *_, **__: "")  # an empty answer: CANN knows the operator
         replace(recover_view, "_is_supported_cann_version", lambda _: True)
         replace(ex_recover_view, "_is_supported_cann_version", lambda _: True)
@@ -78,9 +89,23 @@ def catch_ge(found: list[Caught], run_ir: Callable[..., Any]) -> Callable[..., A
         compiled = convert(self, module, example_inputs, observer)
         graph = compiled.graph
         found.append(Caught(counts=collections.Counter(op.type for op in graph.op), graph=graph, compiled=compiled))
-        return lambda *inputs: run_ir(graph, inputs)
+        return Runner(graph, run_ir)
 
     return compile_graph
+
+
+class Runner:
+    """A compiled graph as torchair's graph cache wants one: it runs, and it can be written as Python code."""
+
+    def __init__(self, graph: Any, run_ir: Callable[..., Any]) -> None:
+        self.graph, self.run_ir = graph, run_ir
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.run_ir(self.graph, inputs)
+
+    def codegen(self, **_: Any) -> str:
+        """Code whose `kernel` runs the graph."""
+        return KERNEL.format(model=self.graph.SerializeToString())
 
 
 def catch_ex(found: list[Caught]) -> Callable[..., Any]:

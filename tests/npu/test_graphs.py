@@ -6,12 +6,15 @@ operator by operator, both on emulated operators, through whole runs of the engi
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 from nva.forward import make_forward
 from nva.kernels import reference
 from nva.kernels.npu import aclgraph, ge, graph
+from nva.models.decoder import decode
 from nva.start import filled_batch
 from tests.npu import emulation, folds, lowering, models
 from tests.npu.test_meaning import TOLERANCE
@@ -76,6 +79,9 @@ def test_graph_engine(name):
         assert ge_counts(spec).items() <= dict(caught.counts).items()
         assert set(caught.counts) <= GE_KINDS
         assert caught.counts["MatMul"] + caught.counts["MatMulV2"] == 4 * spec.n_layers + 1
+        kinds = [info.value_type.name for info in caught.compiled._input_info_list]
+        n_passed = 2 * spec.n_layers + 7 + 2 * len(spec.ropes) + 1  # caches, what a step brings, tables, mask
+        assert kinds.count("TENSOR") == n_passed, "weights are constants"
 
 
 @pytest.mark.parametrize("name", models.CONFIGS)
@@ -177,3 +183,23 @@ def test_a_decoder_may_use_the_other_cache_write_in_an_aclgraph(monkeypatch):
 def test_integers_of_the_spec_are_constants():
     """Bound in anything but a module they would be symbols, and every replay would compare them."""
     assert isinstance(graph.Program(print), torch.nn.Module)
+
+
+def test_a_graphs_key_is_the_same_in_every_process():
+    """It names the model and the type, and no address."""
+    key, same, other = (
+        graph.graph_key(functools.partial(decode, models.tiny_spec(name), ge), torch.bfloat16)
+        for name in ("llama", "llama", "qwen2")
+    )
+    assert key == same != other
+    assert " at 0x" not in key
+    assert graph.graph_key(functools.partial(decode, models.tiny_spec("llama"), ge), torch.float16) != key
+
+
+def test_graphs_are_kept_and_found_again(tmp_path, monkeypatch):
+    """With NVA_GRAPH_CACHE a second engine compiles nothing and computes the same; another model compiles its own."""
+    monkeypatch.setenv("NVA_GRAPH_CACHE", str(tmp_path))
+    with emulation.fp32_arithmetic():
+        runs = [run(name, ge) for name in ("llama", "llama", "qwen2")]
+    assert [len(found) for _, _, found in runs] == [2, 0, 2]
+    assert all(report.deviation < TOLERANCE for _, report, _ in runs)

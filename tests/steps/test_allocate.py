@@ -24,7 +24,7 @@ LIMITS = Limits(vocab_size=7, max_model_len=32, n_blocks=6, block_size=4, max_ro
 def with_key(blocks, block: int, name: int):
     """The blocks, one of them found under a key."""
     key = Key(0, bytes([name]))
-    index, keys = blocks.index.insert(key, Found(block, name)), blocks.keys.insert(block, key)
+    index, keys = blocks.index.updated({key: Found(block, name)}), blocks.keys.updated({block: key})
     return attrs.evolve(blocks, index=index, keys=keys)
 
 

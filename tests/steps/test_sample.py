@@ -281,6 +281,11 @@ def test_repetition_penalty_agrees_with_transformers():
     np.testing.assert_allclose(adjusted(logits, draw), expected, rtol=1e-6)
 
 
+def test_a_penalty_that_overflows_gives_the_largest_number():
+    draw = draw_of([0], penalized=[(0, [0, 1], 1)], repetition_penalty=1e-3)
+    np.testing.assert_array_equal(adjusted([[1e38, -2.0]], draw), np.float32([[np.finfo(np.float32).max, -0.002]]))
+
+
 def test_bias_is_added_after_penalties():
     bias = [(0, 1, 3.0), (1, 0, -np.inf), (1, 2, 1e300), (2, 0, np.inf), (2, 1, 3e38)]
     draw = draw_of(range(3), bias=bias, penalized=[(0, [1], 1)], repetition_penalty=2.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_bool, c_float, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,17 @@ from torch import Tensor
 
 from nva.kernels import Layout, reference
 from nva.kernels.cpu.build import library
-from nva.kernels.reference import block_size, buckets, cache_memory, compiled, copy_blocks, dtypes
+from nva.kernels.reference import (
+    block_size,
+    buckets,
+    cache_memory,
+    compiled,
+    copy_blocks,
+    dtypes,
+    gelu_tanh_mul,
+    make_filter_gaps,
+    moe,
+)
 
 __all__ = [
     "add_rms_norm",
@@ -31,7 +41,10 @@ __all__ = [
     "compiled",
     "copy_blocks",
     "dtypes",
+    "gelu_tanh_mul",
     "linear",
+    "make_filter_gaps",
+    "moe",
     "pack_linear",
     "rms_norm",
     "rotary",
@@ -39,12 +52,12 @@ __all__ = [
     "write_kv",
 ]
 
-_P, _N, _X = c_void_p, c_int64, c_float
+_P, _N, _X, _B = c_void_p, c_int64, c_float, c_bool
 _ARGUMENTS = {
     "pack": (_P, _P, _N, _N),
     "linear": (_P, _P, _P, _P, _N, _N, _N),
-    "rms_norm": (_P, _N, _N, _P, _X, _P, _N, _N),
-    "add_rms_norm": (_P, _P, _P, _X, _P, _P, _N, _N),
+    "rms_norm": (_P, _N, _N, _P, _X, _B, _P, _N, _N),
+    "add_rms_norm": (_P, _P, _P, _X, _B, _P, _P, _N, _N),
     "silu_mul": (_P, _P, _N, _N),
     "rotary": (_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N),
     "attention": (_P, _N, _N, _P, _P, _N, _N, _N, _P, _N, _P, _P, _N, _X, _N, _P, _P),
@@ -69,9 +82,9 @@ def _or_reference(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled_for, plain = _COMPILED[function.__name__], getattr(reference, function.__name__)
 
     @functools.wraps(function)
-    def call(x: Tensor, *args: Any) -> Any:
+    def call(x: Tensor, *args: Any, **options: Any) -> Any:
         run = compiled_for.get(x.dtype)
-        return plain(x, *args) if run is None else function(run, x, *args)
+        return plain(x, *args, **options) if run is None else function(run, x, *args, **options)
 
     return call
 
@@ -85,10 +98,11 @@ class Packed(NamedTuple):
 
 
 def pack_linear(weight: Tensor) -> Packed | Tensor:
-    """A weight [N, K] in panels of the same size, K rounded up to an even number. float16 stays as it is."""
-    run, (n, k) = _COMPILED["pack"].get(weight.dtype), weight.shape
-    if run is None:
+    """A weight [N, K] in panels, as large as before but for rounding up. float16 and experts stay as they are."""
+    run = _COMPILED["pack"].get(weight.dtype)
+    if run is None or weight.dim() == 3:
         return weight
+    n, k = weight.shape
     pair = 4 // weight.element_size()
     panels = weight.new_empty(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH)
     run(panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
@@ -110,24 +124,26 @@ def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Te
 
 
 @_or_reference
-def rms_norm(run: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(run: Any, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
     """x [..., H]: rounded to x's dtype before the weight, as in the reference."""
     size = x.shape[-1]
     if not (x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == size):
         x = x.contiguous()
     n_inner, stride = (x.shape[1], x.stride(0)) if x.dim() == 3 else (1, size)
     out = torch.empty(x.shape, dtype=x.dtype)
-    run(x.data_ptr(), n_inner, stride, weight.data_ptr(), eps, out.data_ptr(), out.numel() // size, size)
+    run(x.data_ptr(), n_inner, stride, weight.data_ptr(), eps, unit_offset, out.data_ptr(), out.numel() // size, size)
     return out
 
 
 @_or_reference
-def add_rms_norm(run: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    run: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual), x [..., H]."""
     x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
     out, total = torch.empty_like(x), torch.empty_like(x)
-    pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), total.data_ptr()
-    run(*pointers, x.numel() // size, size)
+    inputs = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, unit_offset
+    run(*inputs, out.data_ptr(), total.data_ptr(), x.numel() // size, size)
     return out, total
 
 

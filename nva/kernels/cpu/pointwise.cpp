@@ -11,7 +11,7 @@ static const T* row_at(const T* x, int64_t i, int64_t n_inner, int64_t stride, i
 }
 
 template <typename T>
-static void norm_row(const T* x, const T* weight, float eps, T* out, int64_t H) {
+static void norm_row(const T* x, const T* weight, float eps, bool unit_offset, T* out, int64_t H) {
     Floats squares{};
     for (int64_t i = 0; i < H; i += LANES) {
         Floats wide = load(x + i, std::min<int64_t>(LANES, H - i));
@@ -20,19 +20,20 @@ static void norm_row(const T* x, const T* weight, float eps, T* out, int64_t H) 
     float scale = 1 / std::sqrt(sum(squares) / H + eps);
     for (int64_t i = 0; i < H; i += LANES) {
         int n = std::min<int64_t>(LANES, H - i);
-        store(out + i, rounded(load(x + i, n) * scale, x) * load(weight + i, n), n);
+        Floats normed = load(x + i, n) * scale, by = load(weight + i, n);
+        store(out + i, unit_offset ? normed * (by + 1.0f) : rounded(normed, x) * by, n);
     }
 }
 
 template <typename T>
-static void rms_norm(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, T* out, int64_t n_rows,
+static void rms_norm(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out, int64_t n_rows,
                      int64_t H) {
 #pragma omp parallel for if (n_rows * H > FEW)
-    for (int64_t i = 0; i < n_rows; i++) norm_row(row_at(x, i, n_inner, stride, H), weight, eps, out + i * H, H);
+    for (int64_t i = 0; i < n_rows; i++) norm_row(row_at(x, i, n_inner, stride, H), weight, eps, unit_offset, out + i * H, H);
 }
 
 template <typename T>
-static void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, T* out, T* total, int64_t n_rows,
+static void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total, int64_t n_rows,
                          int64_t H) {
 #pragma omp parallel for if (n_rows * H > FEW)
     for (int64_t row = 0; row < n_rows; row++) {
@@ -40,7 +41,7 @@ static void add_rms_norm(const T* x, const T* residual, const T* weight, float e
             int n = std::min<int64_t>(LANES, (row + 1) * H - i);
             store(total + i, load(x + i, n) + load(residual + i, n), n);
         }
-        norm_row(total + row * H, weight, eps, out + row * H, H);
+        norm_row(total + row * H, weight, eps, unit_offset, out + row * H, H);
     }
 }
 
@@ -92,13 +93,13 @@ extern "C" void write_kv(const char* k, int64_t k_stride, const char* v, int64_t
 }
 
 #define EXPORT(T, name)                                                                                                \
-    extern "C" void rms_norm_##name(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, T* out,   \
+    extern "C" void rms_norm_##name(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out,   \
                                     int64_t n_rows, int64_t H) {                                                       \
-        rms_norm(x, n_inner, stride, weight, eps, out, n_rows, H);                                                     \
+        rms_norm(x, n_inner, stride, weight, eps, unit_offset, out, n_rows, H);                                                     \
     }                                                                                                                  \
-    extern "C" void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps, T* out, T* total,   \
+    extern "C" void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total,   \
                                         int64_t n_rows, int64_t H) {                                                   \
-        add_rms_norm(x, residual, weight, eps, out, total, n_rows, H);                                                 \
+        add_rms_norm(x, residual, weight, eps, unit_offset, out, total, n_rows, H);                                                 \
     }                                                                                                                  \
     extern "C" void silu_mul_##name(const T* x, T* out, int64_t n_rows, int64_t inner) {                               \
         silu_mul(x, out, n_rows, inner);                                                                               \

@@ -8,7 +8,11 @@ are dynamic, with every tensor pinned to one shape. Read next: operators.py and 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
+import os
+import pathlib
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +20,17 @@ from typing import Any
 import npugraph_ex
 import torch
 import torch._dynamo
+import torch_npu
 import torchair
+import torchair.inference
 from torch import Tensor
 from torch.utils import _pytree
 
 Compute = Callable[..., Any]
 
 SMALLEST_BUCKET = 16  # symbols of size 1 would make graphs of their own
+
+CACHE_VARIABLE = "NVA_GRAPH_CACHE"
 
 MAX_GRAPHS = 256
 """Shapes that may be compiled; torch's own limit of 8 would make the ninth an error."""
@@ -33,7 +41,7 @@ def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple
 
     No gap between token buckets is wider than max_model_len, since one row holds all padding.
     """
-    tokens, rows = [SMALLEST_BUCKET], [SMALLEST_BUCKET + 1]
+    tokens, rows = [min(SMALLEST_BUCKET, max_model_len)], [SMALLEST_BUCKET + 1]
     while tokens[-1] < max_batched_tokens:
         tokens.append(min(max_batched_tokens, 4 * tokens[-1], tokens[-1] + max_model_len))
     while rows[-1] < max_rows + 1:
@@ -45,9 +53,13 @@ class Program(torch.nn.Module):
     """A function with its constants bound. It is a module because the compiler takes a module's integers for constants,
     and any other object's for symbols once lengths are symbols."""
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, text: str = "") -> None:
         super().__init__()
-        self.compute = compute
+        self.compute, self.text = compute, text
+
+    def extra_repr(self) -> str:
+        """What str() of the module shows."""
+        return self.text
 
     def forward(self, params: Any, caches: Any, inputs: Any) -> Any:
         """What `compute` gives."""
@@ -57,6 +69,8 @@ class Program(torch.nn.Module):
 def ge_config() -> Any:
     """Options of the graph engine."""
     config = torchair.CompilerConfig()
+    # Weights are constants of the graph, so that no run has to pass hundreds of inputs.
+    config.experimental_config.frozen_parameter = True
     # An order of execution that frees memory early and is the same in every process.
     config.experimental_config.topology_sorting_strategy = "StableRDFS"
     # Tiling of attention is computed on the device, from the lengths there: without it the host waits for them.
@@ -65,10 +79,61 @@ def ge_config() -> Any:
 
 
 def compiled_ge(compute: Compute) -> Compute:
-    """`compute` by the graph engine: static shapes, one graph each."""
+    """`compute` by the graph engine: a static graph per shape, kept in the folder NVA_GRAPH_CACHE if that is set."""
     _raise_limits()
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return cached_ge(compute, folder)
     backend = torchair.get_npu_backend(compiler_config=ge_config())
-    return torch.compile(Program(compute), backend=backend, dynamic=False, fullgraph=True)
+    program = torch.compile(Program(compute), backend=backend, dynamic=False, fullgraph=True)
+    known: list[Any] = [None, None]
+
+    @functools.wraps(compute)
+    def run(params: Any, caches: Any, inputs: Any) -> Any:
+        if known[0] is not params:
+            known[:] = params, _pytree.tree_map(_as_parameter, params)
+        return program(known[1], caches, inputs)
+
+    return run
+
+
+def _as_parameter(weight: Tensor) -> Tensor:
+    """The same memory in the form by which the graph engine knows that its address never changes."""
+    return torch.nn.Parameter(weight, requires_grad=False)
+
+
+def cached_ge(compute: Compute, folder: str) -> Compute:
+    """`compute` by the graph engine, its graphs kept in a folder: a later process compiles none, and no process spends
+    time on guards. torchair keeps one graph per method of a module, so every shape gets a module and a method."""
+    methods: dict[tuple[int, ...], Compute] = {}
+
+    @functools.wraps(compute)
+    def run(params: Any, caches: Any, inputs: Any) -> Any:
+        tensors = (inputs.token_ids, inputs.logit_index, inputs.attention.block_tables, caches[0][0])
+        shape = tuple(size for tensor in tensors for size in tensor.shape)
+        if shape not in methods:
+            methods[shape] = _method(compute, params["embed"].dtype, shape, folder)
+        return methods[shape](params, caches, inputs)
+
+    return run
+
+
+def _method(compute: Compute, dtype: torch.dtype, shape: tuple[int, ...], folder: str) -> Compute:
+    """A compiled method for one shape. torchair's key of its graph is its name, its module's text and the options."""
+    program = Program(compute, graph_key(compute, dtype))
+    name = f"forward_{'_'.join(map(str, shape))}"
+    function = types.FunctionType(Program.forward.__code__.replace(co_name=name), globals(), name)
+    method = types.MethodType(function, program)
+    return torchair.inference.cache_compile(method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True)
+
+
+def graph_key(compute: Compute, dtype: torch.dtype) -> str:
+    """All that decides a graph but its shape: the model, the type, nva's code, the versions below it."""
+    code = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parents[2].rglob("*.py")):
+        code.update(path.read_bytes())
+    bound = [argument for argument in getattr(compute, "args", ()) if not isinstance(argument, types.ModuleType)]
+    versions = f"torch_npu {torch_npu.__version__}, CANN {torch_npu.npu.utils.get_cann_version()}"
+    return f"{bound} in {dtype}, nva {code.hexdigest()}, {versions}"
 
 
 def aclgraph_config() -> Any:
@@ -87,9 +152,13 @@ def compiled_aclgraph(compute: Compute) -> Compute:
     backend = npugraph_ex.get_npu_backend(compiler_config=aclgraph_config())
     program = torch.compile(Program(compute), backend=backend, dynamic=True, fullgraph=True)
 
+    pinned: list[Any] = [None, None]
+
     @functools.wraps(compute)
     def run(params: Any, caches: Any, inputs: Any) -> Any:
-        pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
+        if pinned[0] is not params or pinned[1] is not caches:  # once: there are hundreds
+            pinned[:] = params, caches
+            pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
         pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.attention.block_tables))
         return program(params, caches, inputs)
 

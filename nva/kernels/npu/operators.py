@@ -16,7 +16,8 @@ import torchair
 from torch import Tensor
 
 from nva.kernels import Compute, Layout
-from nva.kernels.npu import device as device_of_process
+from nva.kernels.npu import device as seam
+from nva.kernels.npu.sampling import make_filter_gaps as make_filter_gaps  # a part of the contract
 
 npu = torch.ops.npu
 
@@ -49,7 +50,7 @@ def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple
 
 def cache_memory(device: torch.device) -> int:
     """What is free, but for communication buffers, the graphs' own memory and what other processes may yet take."""
-    return device_of_process.free_memory(device) - _RESERVED
+    return seam.free_memory(device) - _RESERVED
 
 
 def compiled(compute: Compute) -> Compute:

@@ -1,0 +1,97 @@
+"""Warm-up batches have every shape, are valid, and as demanding as any; a wrong device is found before it serves."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nva.forward import empty_kv, make_forward
+from nva.kernels import reference
+from nva.models import ModelSpec, RopeSpec, random_params
+from nva.start import filled_batch, self_check, shapes, warm_up
+from nva.state.config import Limits
+
+ROPE = RopeSpec(kind="default", theta=1e4, dim=16, max_position=256, original_max_position=256)
+SPEC = ModelSpec(
+    vocab_size=31, hidden_size=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, intermediate_size=48,
+    max_position=256, norm_eps=1e-5, ropes=(ROPE,), rope_ids=(0, 0), windows=(None, 50),
+)  # fmt: skip
+
+
+def limits(token_buckets=(16, 64), row_buckets=(17, 33), **fields):
+    fields = {"vocab_size": 31, "max_model_len": 100, "n_blocks": 9, "max_rows": 32, "max_batched_tokens": 64, **fields}
+    return Limits(token_buckets=token_buckets, row_buckets=row_buckets, **fields)
+
+
+@given(n_tokens=st.integers(1, 80), n_rows=st.integers(1, 40), n_blocks=st.integers(5, 30))
+def test_filled_batch_is_valid_and_full(n_tokens, n_rows, n_blocks):
+    bounds = limits(n_blocks=n_blocks)
+    batch = filled_batch(bounds, n_tokens, n_rows)
+    counts = np.diff(batch.query_ends, prepend=0)
+    assert batch.query_ends[-1] == n_tokens
+    assert (counts >= 0).all()
+    assert np.ptp(counts) <= 1
+    assert (batch.context_lens == bounds.max_model_len).all(), "the longest context there is"
+    assert len(np.unique(batch.slots)) == n_tokens
+    assert batch.slots.max() < (bounds.n_scratch + n_blocks) * bounds.block_size
+    assert batch.block_tables.shape == (n_rows, bounds.table_width)
+    assert 0 <= batch.block_tables.min() <= batch.block_tables.max() < bounds.n_scratch + n_blocks
+    positions = [range(bounds.max_model_len - count, bounds.max_model_len) for count in counts]
+    assert batch.positions[0].tolist() == [position for row in positions for position in row]
+    assert (batch.logit_index >= 0).all()
+
+
+def test_shapes_are_those_that_a_step_can_have():
+    """16 tokens are at most 16 rows, and those with the row of padding fit 17."""
+    assert shapes(limits()) == [(16, 17), (64, 17), (64, 33)]
+    assert shapes(limits((), ())) == []
+
+
+def test_warm_up_runs_every_shape_once():
+    seen = []
+    bounds = limits()
+    forward = make_forward(SPEC, bounds, reference)
+
+    def watched(params, kv, batch):
+        seen.append((len(batch.token_ids), len(batch.query_ends)))
+        return forward(params, kv, batch)
+
+    params = random_params(SPEC, torch.float32, torch.Generator())
+    kv = warm_up(watched, params, empty_kv(SPEC, bounds, torch.float32), bounds)
+    assert sorted(seen) == sorted(shapes(bounds))
+    assert kv.layers, "the handle that comes back is fresh"
+
+
+def wrong(**functions):
+    return types.SimpleNamespace(**{**vars(reference), **functions})
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_device_that_computes_the_same_passes():
+    for dtype in reference.dtypes:
+        self_check(SPEC, wrong(), dtype, CPU)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        wrong(attention=lambda q, *rest: reference.attention(q, *rest[:3], rest[3] * 1.5, *rest[4:])),
+        wrong(attention=lambda *args: reference.attention(*args[:5])),
+        wrong(rotary=lambda q, k, cos, sin: (q, k)),
+        wrong(silu_mul=lambda x: x.chunk(2, -1)[0]),
+        wrong(write_kv=lambda *_: None),
+        wrong(silu_mul=lambda x: x.chunk(2, -1)[0] * torch.nan),
+    ],
+    ids=["scale", "no window", "no rope", "no gate", "no cache", "NaN"],
+)
+def test_a_device_that_computes_something_else_is_refused(kernels):
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="something else than the reference"):
+            self_check(SPEC, kernels, dtype, CPU)
