@@ -8,7 +8,7 @@ Random prompts and answers, lengths and ids drawn with a fixed seed; all request
 from __future__ import annotations
 
 from bench.options import parser
-from nva.bench import open_model, random_workload, serve, show
+from nva.bench import open_model, random_workload, show, throughput
 
 
 def main() -> None:
@@ -18,15 +18,7 @@ def main() -> None:
     options.add_argument("--output", type=int, nargs=2, default=(100, 1024))
     args = options.parse_args()
     engine = open_model(args.model, args.dtype, max_rows=args.n, max_model_len=args.prompt[1] + args.output[1])
-    report = serve(engine, random_workload(0, args.n, tuple(args.prompt), tuple(args.output)))
-    row = {
-        "model": engine.name,
-        "requests": args.n,
-        "seconds": report.seconds,
-        "output tokens/s": report.n_output / report.seconds,
-        "total tokens/s": report.n_total / report.seconds,
-        "host share": report.host_share,
-    }
+    row = throughput(engine, random_workload(0, args.n, tuple(args.prompt), tuple(args.output)))
     show("throughput", [row], args.json)
 
 

@@ -212,6 +212,43 @@ def weight_bytes(engine: Engine) -> int:
     return sum(leaf.nbytes for leaf in found if isinstance(leaf, torch.Tensor))
 
 
+def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
+    """Serve a workload; tokens per second, and the share of the time that the host took."""
+    report = serve(engine, workload)
+    return {
+        "model": engine.name,
+        "requests": len(workload.prompts),
+        "seconds": report.seconds,
+        "output tokens/s": report.n_output / report.seconds,
+        "total tokens/s": report.n_total / report.seconds,
+        "host share": report.host_share,
+    }
+
+
+def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
+    """Serve one request twice and tell of the second: the time to its first token, and that of each after it."""
+    serve(engine, workload)
+    limit, report = bandwidth(), serve(engine, workload)
+    per_token = (report.last[0] - report.first[0]) / max(1, report.n_output - 1)
+    return {
+        "model": engine.name,
+        "first token ms": report.first[0] * 1e3,
+        "ms per token": per_token * 1e3,
+        "tokens/s": 1 / per_token,
+        "prompt tokens/s": len(workload.prompts[0]) / report.first[0],
+        "bandwidth GB/s": limit / 1e9,
+        "share of it": weight_bytes(engine) / per_token / limit,
+        "host share": report.host_share,
+    }
+
+
+def quick(model: str | None, dtype: str, n: int) -> None:
+    """What `nva bench` prints: n requests together, then one alone. bench/ asks more, with more options."""
+    engine = open_model(model, dtype, max_rows=n, max_model_len=1024)
+    show("many requests together", [throughput(engine, random_workload(0, n, (100, 512), (100, 256)))])
+    show("one request alone", [latency(engine, random_workload(1, 1, (64, 64), (128, 128)))])
+
+
 def show(title: str, rows: Sequence[Mapping[str, Any]], path: str | None = None) -> None:
     """Print rows as a table, and write them to a JSON file if one is named."""
     names = list(rows[0])
