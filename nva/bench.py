@@ -28,7 +28,7 @@ from nva.state.request import SamplingParams, request
 from nva.state.rows import running
 from nva.steps.commit import commit
 from nva.steps.pack import pack
-from nva.steps.sample import sample
+from nva.steps.sample import filter_gaps, sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
 from nva.text import TextStream, detokenizer, read, text_stream
@@ -100,6 +100,7 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
         tokenizer=None,
         detokenizer=detokenizer(None),
         eos_ids=frozenset(),
+        filter=kernels.make_filter_gaps(filter_gaps),
         defaults={},
     )
 
@@ -165,7 +166,7 @@ def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
     state, plan = mark(schedule(engine.state))
     batch, draw = mark(pack(state, plan))
     logits, engine.kv = mark(engine.forward(engine.params, engine.kv, batch))
-    sampled = mark(sample(logits, draw))
+    sampled = mark(sample(logits, draw, engine.filter))
     engine.state, output = mark(commit(state, plan, sampled))
     answered = [int(found.id) for found in output.requests]
     for i, token in zip(answered, output.tokens.tolist(), strict=True):
