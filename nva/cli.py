@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
     top = argparse.ArgumentParser(prog="nva", description="Answer prompts with a large language model.")
     top.add_argument("--version", action="version", version=f"nva {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="run | chat | models | doctor")
+    commands = top.add_subparsers(title="commands", metavar="run | chat | bench | models | doctor")
     run = commands.add_parser("run", help="answer one or more prompts, computed together", allow_abbrev=False)
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
@@ -105,6 +105,11 @@ def parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
     chat.usage = "nva chat [options]"
     add_common(chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY})
+    bench = commands.add_parser("bench", help="measure how fast a model is served here")
+    bench.add_argument("--model", help="checkpoint, hub id, or qwen3-0.6b-shape (by default as for run)")
+    bench.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16 (bfloat16)")
+    bench.add_argument("--n", type=int, default=16, help="requests that are served together (16)")
+    bench.set_defaults(command=bench_command)
     models = commands.add_parser("models", help="list the model families, and how each was verified")
     models.set_defaults(command=models_command)
     doctor = commands.add_parser("doctor", help="say what this machine can run, and what is wrong with it")
@@ -189,6 +194,13 @@ def run_command(args: Mapping[str, Any]) -> None:
         say(speed(n_tokens, time.perf_counter() - start))
     for text, completion in zip(texts, completions, strict=True):
         print(as_json(text, completion) if args["json"] else as_text(text, completion, is_alone=len(texts) == 1))
+
+
+def bench_command(args: Mapping[str, Any]) -> None:
+    """Measure how fast a model is served here."""
+    from nva.bench import quick
+
+    quick(**args)
 
 
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import backend
+from nva.kernels import reference
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
 from nva.state.config import Limits
@@ -45,18 +45,18 @@ class Subject:
     rows: list[np.ndarray]
     expected: list[Tensor]
     media: list[Media | None] | None = None  # of the rows, for a model that sees
-    kernels: Any = attrs.field(factory=lambda: backend("cpu"))
+    kernels: Any = reference
 
 
-def subject(case: Case, folder: Path) -> Subject:
+def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
     """Build a case's checkpoint, load it with ours, run it with theirs."""
     model = build(case, folder)
-    checkpoint, params = load_checkpoint(folder)
+    checkpoint, params = load_checkpoint(folder, pack=kernels.pack_linear)
     limits = attrs.evolve(LIMITS, max_model_len=case.max_model_len)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, limits.vocab_size, length) for length in case.lengths]
     expected = [logits_of(model, row) for row in rows]
-    return Subject(spec=checkpoint.spec, params=params, limits=limits, rows=rows, expected=expected)
+    return Subject(spec=checkpoint.spec, params=params, limits=limits, rows=rows, expected=expected, kernels=kernels)
 
 
 @torch.inference_mode()
