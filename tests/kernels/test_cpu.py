@@ -189,6 +189,17 @@ def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> 
     assert found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++") == 1
 
 
+def test_a_library_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        assert build.library().panel_width() > 0
+    assert capsys.readouterr().err.count("compiling the CPU kernels, once") == 1
+    (built,) = tmp_path.glob("nva/kernels/*.so")
+    assert [path.suffix for path in built.parent.iterdir() if path != built] == [".lock"]
+
+
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
