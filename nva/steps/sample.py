@@ -83,7 +83,7 @@ def _take(logits: Tensor, rows: Int, is_changed: bool) -> Tensor:
 
 def _argmax(x: Tensor) -> Tensor:
     """[n] The first largest of each row of x [n, V]; on a CPU by numpy, which takes a tenth of torch's time."""
-    return torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+    return torch.as_tensor(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
 
 
 def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
