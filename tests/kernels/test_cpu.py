@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -75,6 +76,23 @@ def test_attention_over_many_parts_and_tiles(dtype: torch.dtype, data: st.DataOb
 def test_any_number_of_heads_may_share_a_key(n_shared: int, n_queries: int) -> None:
     case = long_row(n_queries, n_shared)
     torch.testing.assert_close(attend(case), attend(case, reference), **TOLERANCE[torch.float32])
+
+
+@FLOATS
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, data: st.DataObject) -> None:
+    case = data.draw(attention_cases(dtype=dtype, head_dims=(8, 32), longest=600))
+    together, start = attend(case), 0
+    for row, end in enumerate(case.host.query_ends.tolist()):
+        host = Layout(
+            block_tables=case.host.block_tables[row : row + 1],
+            query_ends=np.array([end - start], np.int32),
+            context_lens=case.host.context_lens[row : row + 1],
+        )
+        alone = attrs.evolve(case, q=case.q[start:end], host=host)
+        assert torch.equal(attend(alone), together[start:end])
+        start = end
 
 
 def long_row(n_queries: int, n_shared: int = 2) -> AttentionCase:
@@ -187,6 +205,17 @@ def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> 
     env = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++") == 1
+
+
+def test_a_library_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        assert build.library().panel_width() > 0
+    assert capsys.readouterr().err.count("compiling the CPU kernels, once") == 1
+    (built,) = tmp_path.glob("nva/kernels/*.so")
+    assert [path.suffix for path in built.parent.iterdir() if path != built] == [".lock"]
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def _cache() -> Path:
 def _key(compiler: str, flags: tuple[str, ...]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     parts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))]
-    parts += [version, " ".join(flags).encode(), _processor().encode(), " ".join(_openmp()).encode()]
+    parts += [version, *(text.encode() for text in (compiler, *flags, _processor(), *_openmp()))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 

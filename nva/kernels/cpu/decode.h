@@ -1,9 +1,9 @@
-// Attention of single queries, as in decoding: bounded by how fast the cache is read, so each key and value is read once
-// for all query heads that share it, and the next ones are fetched meanwhile.
+// Attention of single queries, as in decoding: bounded by how fast the cache is read, so each key and value is read
+// once for all query heads that share it, and the next ones are fetched meanwhile.
 //
-// A context is cut into parts at multiples of PART positions, whatever else is in the batch, and (query, part) is the unit
-// of work: one long row keeps all cores busy, ragged rows balance, and a row's result never depends on its batch mates.
-// Online softmax: Milakov and Gimelshein 2018; merging parts: Dao et al. 2022 (FlashAttention).
+// A context is cut into parts at multiples of PART positions, whatever else is in the batch, and (query, part) is the
+// unit of work: one long row keeps all cores busy, ragged rows balance, and a row's result never depends on its batch
+// mates. Online softmax: Milakov and Gimelshein 2018; merging parts: Dao et al. 2022 (FlashAttention).
 #pragma once
 
 #include "attention.h"
@@ -72,10 +72,10 @@ float soften(float* scores, int n, float scale, float& largest, float& total) {
     return older;
 }
 
-// values [G, stride] = values * older + weights [G, PIECE] times the piece's values [n, D], from number d on, C vectors.
+// values [G, stride] = values * older + weights [G, PIECE] times the piece's values [n, D]: C vectors from number d on.
 template <int G, int C, typename T>
-ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const T* const* v, int64_t offset, int n, int64_t d, int width,
-                   float* values, int64_t stride) {
+ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const T* const* v, int64_t offset, int n,
+                                 int64_t d, int width, float* values, int64_t stride) {
     Floats sums[G][C];
     for (int g = 0; g < G; g++)
         for (int c = 0; c < C; c++) sums[g][c] = load(values + g * stride + d + c * LANES, width) * older[g];
@@ -88,17 +88,17 @@ ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const
         for (int c = 0; c < C; c++) store(values + g * stride + d + c * LANES, sums[g][c], width);
 }
 
-// The same for all D numbers: as many vectors at a time as hide the latency of a sum, then what is left.
+// The same for as many of the D numbers as a processor's products of pairs can take; returns how many.
 template <int G, typename T>
 int64_t weigh_pairs(const float*, const float*, const T* const*, int64_t, int, int64_t, float*, int64_t) {
     return 0;
 }
 
 #if defined(__AVX512BF16__)
-// Two values at a time, by dot products of pairs; weights are rounded to bf16, as in prefill.
+// Two positions at a time; weights are rounded to bf16, as in prefill.
 template <int G>
-ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, const bf16* const* v, int64_t offset, int n, int64_t D,
-                    float* values, int64_t stride) {
+ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, const bf16* const* v, int64_t offset, int n,
+                                  int64_t D, float* values, int64_t stride) {
     constexpr int C = G <= 3 ? 4 : 2;
     bf16 narrow[G * PIECE];
     for (int i = 0; i < G * PIECE; i += LANES) store(narrow + i, load(weights + i));
@@ -126,9 +126,10 @@ ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, cons
 }
 #endif
 
+// The same for all D numbers, with as many sums at a time as hide the latency of one.
 template <int G, typename T>
-ALWAYS_INLINE void weigh(const float* weights, const float* older, const T* const* v, int64_t offset, int n, int64_t D, float* values,
-           int64_t stride) {
+ALWAYS_INLINE void weigh(const float* weights, const float* older, const T* const* v, int64_t offset, int n, int64_t D,
+                         float* values, int64_t stride) {
     constexpr int C = G <= 2 ? 4 : G <= 4 ? 2 : 1;
     int64_t d = weigh_pairs<G>(weights, older, v, offset, n, D, values, stride);
     for (; d + C * LANES <= D; d += C * LANES)
@@ -185,8 +186,9 @@ void attend_part(const Queries<T>& queries, const Cache& cache, const Rows& rows
 
 template <typename T, int G = 8>
 void attend_part_by(const Queries<T>& queries, const Cache& cache, const Rows& rows, const Part& part, int64_t head,
-                 int64_t head_end, float* states, int64_t stride) {
-    if (queries.n_heads / cache.n_heads % G == 0) attend_part<G>(queries, cache, rows, part, head, head_end, states, stride);
+                    int64_t head_end, float* states, int64_t stride) {
+    if (queries.n_heads / cache.n_heads % G == 0)
+        attend_part<G>(queries, cache, rows, part, head, head_end, states, stride);
     else if constexpr (G > 1) attend_part_by<T, G - 1>(queries, cache, rows, part, head, head_end, states, stride);
 }
 
@@ -221,7 +223,7 @@ void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& ro
         for (int64_t i = 0; i < n_parts * n_splits; i++) {
             int64_t p = i / n_splits, split = i % n_splits;
             attend_part_by(queries, cache, rows, parts[p], cache.n_heads * split / n_splits,
-                        cache.n_heads * (split + 1) / n_splits, states.data() + p * n_heads * stride, stride);
+                           cache.n_heads * (split + 1) / n_splits, states.data() + p * n_heads * stride, stride);
         }
 #pragma omp for schedule(static)
         for (int64_t p = 0; p < n_parts; p++) {

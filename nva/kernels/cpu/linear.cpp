@@ -41,11 +41,11 @@ static void linear(const T* x, const T* panels, const T* bias, T* out, int64_t M
     }
 }
 
-#define EXPORT(T, name)                                                                                       \
-    extern "C" void pack_##name(T* packed, const T* w, int64_t N, int64_t K) { pack(packed, w, N, K); }       \
-    extern "C" void linear_##name(const T* x, const T* panels, const T* bias, T* out, int64_t M, int64_t N,   \
-                                  int64_t K) {                                                                \
-        linear(x, panels, bias, out, M, N, K);                                                                \
+#define EXPORT(T, name)                                                                                     \
+    extern "C" void pack_##name(T* packed, const T* w, int64_t N, int64_t K) { pack(packed, w, N, K); }     \
+    extern "C" void linear_##name(const T* x, const T* panels, const T* bias, T* out, int64_t M, int64_t N, \
+                                  int64_t K) {                                                              \
+        linear(x, panels, bias, out, M, N, K);                                                              \
     }
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)

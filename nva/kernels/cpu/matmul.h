@@ -2,8 +2,8 @@
 //
 //     panel[k / PAIR][column][k % PAIR]        PAIR is 2 for bf16, what dot-product instructions take at a time; else 1
 //
-// The law: an element of the product is one chain of float32 sums over ascending k, so its bits don't depend on the other
-// rows of A, on the tile it falls into, or on the number of threads. Read next: linear.cpp, then attention.cpp.
+// The law: an element of the product is one chain of float32 sums over ascending k, so its bits don't depend on the
+// other rows of A, on the tile it falls into, or on the number of threads. Read next: linear.cpp, then attention.cpp.
 #pragma once
 
 #include "vectors.h"

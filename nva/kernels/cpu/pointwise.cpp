@@ -26,15 +26,16 @@ static void norm_row(const T* x, const T* weight, float eps, bool unit_offset, T
 }
 
 template <typename T>
-static void rms_norm(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out, int64_t n_rows,
-                     int64_t H) {
+static void rms_norm(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out,
+                     int64_t n_rows, int64_t H) {
 #pragma omp parallel for if (n_rows * H > FEW)
-    for (int64_t i = 0; i < n_rows; i++) norm_row(row_at(x, i, n_inner, stride, H), weight, eps, unit_offset, out + i * H, H);
+    for (int64_t i = 0; i < n_rows; i++)
+        norm_row(row_at(x, i, n_inner, stride, H), weight, eps, unit_offset, out + i * H, H);
 }
 
 template <typename T>
-static void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total, int64_t n_rows,
-                         int64_t H) {
+static void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total,
+                         int64_t n_rows, int64_t H) {
 #pragma omp parallel for if (n_rows * H > FEW)
     for (int64_t row = 0; row < n_rows; row++) {
         for (int64_t i = row * H; i < (row + 1) * H; i += LANES) {
@@ -92,22 +93,22 @@ extern "C" void write_kv(const char* k, int64_t k_stride, const char* v, int64_t
     }
 }
 
-#define EXPORT(T, name)                                                                                                \
-    extern "C" void rms_norm_##name(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out,   \
-                                    int64_t n_rows, int64_t H) {                                                       \
-        rms_norm(x, n_inner, stride, weight, eps, unit_offset, out, n_rows, H);                                                     \
-    }                                                                                                                  \
-    extern "C" void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total,   \
-                                        int64_t n_rows, int64_t H) {                                                   \
-        add_rms_norm(x, residual, weight, eps, unit_offset, out, total, n_rows, H);                                                 \
-    }                                                                                                                  \
-    extern "C" void silu_mul_##name(const T* x, T* out, int64_t n_rows, int64_t inner) {                               \
-        silu_mul(x, out, n_rows, inner);                                                                               \
-    }                                                                                                                  \
-    extern "C" void rotary_##name(const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* cos,            \
-                                  const T* sin, T* q_out, T* k_out, int64_t n_tokens, int64_t n_heads,                 \
-                                  int64_t n_kv_heads, int64_t D, int64_t R) {                                          \
-        rotary(q, q_stride, k, k_stride, cos, sin, q_out, k_out, n_tokens, n_heads, n_kv_heads, D, R);                 \
+#define EXPORT(T, name)                                                                                              \
+    extern "C" void rms_norm_##name(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps,         \
+                                    bool unit_offset, T* out, int64_t n_rows, int64_t H) {                           \
+        rms_norm(x, n_inner, stride, weight, eps, unit_offset, out, n_rows, H);                                      \
+    }                                                                                                                \
+    extern "C" void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, \
+                                        T* out, T* total, int64_t n_rows, int64_t H) {                               \
+        add_rms_norm(x, residual, weight, eps, unit_offset, out, total, n_rows, H);                                  \
+    }                                                                                                                \
+    extern "C" void silu_mul_##name(const T* x, T* out, int64_t n_rows, int64_t inner) {                             \
+        silu_mul(x, out, n_rows, inner);                                                                             \
+    }                                                                                                                \
+    extern "C" void rotary_##name(const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* cos,          \
+                                  const T* sin, T* q_out, T* k_out, int64_t n_tokens, int64_t n_heads,               \
+                                  int64_t n_kv_heads, int64_t D, int64_t R) {                                        \
+        rotary(q, q_stride, k, k_stride, cos, sin, q_out, k_out, n_tokens, n_heads, n_kv_heads, D, R);               \
     }
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)

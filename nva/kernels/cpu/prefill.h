@@ -1,8 +1,9 @@
 // Attention of many queries of a row, as in prefill: bounded by arithmetic, so both products are those of matmul.h.
 //
-// A row's keys and values are packed into tiles of KEYS positions once, a few heads at a time; then (head, queries) is the
-// unit of work. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that its query
-// came in. Dao et al. 2022 (FlashAttention): scores exist for one tile at a time, sums are rescaled as the maximum grows.
+// A row's keys and values are packed into tiles of KEYS positions once, a few heads at a time; then (head, queries) is
+// the unit of work. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that
+// its query came in. Dao et al. 2022 (FlashAttention): scores exist for one tile at a time, sums are rescaled as the
+// maximum grows.
 #pragma once
 
 #include "attention.h"
@@ -52,8 +53,15 @@ struct Workspace {
     std::vector<T> q, weights;                            // [.., q_stride], [.., KEYS]
     std::vector<float> scores, out, largest, sum, older;  // [.., KEYS], [.., o_stride]
     Workspace(int64_t n, int64_t D)
-        : q_stride(ceil_div(D, PAIR<T>) * PAIR<T>), o_stride(ceil_div(D, WIDTH) * WIDTH), q(n * q_stride),
-          weights(n * KEYS), scores(n * KEYS), out(n * o_stride), largest(n), sum(n), older(n) {}
+        : q_stride(ceil_div(D, PAIR<T>) * PAIR<T>),
+          o_stride(ceil_div(D, WIDTH) * WIDTH),
+          q(n * q_stride),
+          weights(n * KEYS),
+          scores(n * KEYS),
+          out(n * o_stride),
+          largest(n),
+          sum(n),
+          older(n) {}
 };
 
 // A row of scores [KEYS], of which [from, to) are seen, becomes weights; the row's largest, sum and older follow.
@@ -86,8 +94,9 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     Shape<T> shape{D};
     int64_t n_shared = queries.n_heads / n_kv_heads, n = (end - start) * n_shared;
     for (int64_t i = 0; i < n; i++)
-        std::copy_n(queries.at + (chunk.token + start + i / n_shared) * queries.stride +
-                        (head * n_shared + i % n_shared) * D, D, &work.q[i * work.q_stride]);
+        std::copy_n(
+            queries.at + (chunk.token + start + i / n_shared) * queries.stride + (head * n_shared + i % n_shared) * D,
+            D, &work.q[i * work.q_stride]);
     std::fill_n(work.out.data(), n * work.o_stride, 0.0f);
     std::fill_n(work.largest.data(), n, NONE);
     std::fill_n(work.sum.data(), n, 0.0f);
@@ -154,7 +163,8 @@ void attend_together(const Queries<T>& queries, const Cache& cache, const Rows& 
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < n * n_tiles; i++) {
                 const Chunk& chunk = chunks[chunk_of[i % n_tiles]];
-                pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles, packed + i * shape.size);
+                pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles,
+                          packed + i * shape.size);
             }
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < n * n_spans; i++) {

@@ -1,5 +1,5 @@
-// Short vectors in the compiler's own terms (GCC and Clang vector extensions), so that one source serves AVX-512, AVX2 and
-// NEON. Numbers are stored as T, float or bf16; arithmetic is float32. Read next: matmul.h.
+// Short vectors in the compiler's own terms (GCC and Clang vector extensions), so that one source serves AVX-512, AVX2
+// and NEON. Numbers are stored as T, float or bf16; arithmetic is float32. Read next: matmul.h.
 #pragma once
 
 #include <algorithm>
