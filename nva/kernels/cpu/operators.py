@@ -98,6 +98,11 @@ class Packed(NamedTuple):
     n: int
     k: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What it was before; K may have grown by one, to be even."""
+        return self.n, self.k
+
 
 def pack_linear(weight: Tensor) -> Packed | Tensor:
     """A weight [N, K] in panels, as large as before but for rounding up. float16 and experts stay as they are."""
