@@ -1,6 +1,6 @@
 """How far bfloat16 moves the demo model: nva and transformers in bfloat16, each against transformers in float32.
 
-    python bench/agreement.py [--tokens 32]
+    python -m bench.agreement [--tokens 32]
 
 Prints the root mean square error of the log-probabilities after each prompt, over the vocabulary, and how many greedy
 tokens agree before the first that differs. Greedy texts part at near ties, so the second figure is coarse: what counts

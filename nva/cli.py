@@ -90,11 +90,12 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
     top = argparse.ArgumentParser(prog="nva", description="Answer prompts with a large language model.")
     top.add_argument("--version", action="version", version=f"nva {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="run | chat | models | doctor")
+    commands = top.add_subparsers(title="commands", metavar="run | chat | bench | models | doctor")
     run = commands.add_parser("run", help="answer one or more prompts, computed together", allow_abbrev=False)
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
     run.add_argument("--file", metavar="PATH", help="more prompts, one per line; - reads them from stdin")
+    run.add_argument("--image", metavar="PATH", action="append", help="an image to ask about; may be given again")
     form = run.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="put the prompt as a question: the default for a chat model")
     form.add_argument("--raw", action="store_true", help="let the model continue the prompt as it stands")
@@ -104,6 +105,11 @@ def parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
     chat.usage = "nva chat [options]"
     add_common(chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY})
+    bench = commands.add_parser("bench", help="measure how fast a model is served here")
+    bench.add_argument("--model", help="checkpoint, hub id, or qwen3-0.6b-shape (by default as for run)")
+    bench.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16 (bfloat16)")
+    bench.add_argument("--n", type=int, default=16, help="requests that are served together (16)")
+    bench.set_defaults(command=bench_command)
     models = commands.add_parser("models", help="list the model families, and how each was verified")
     models.set_defaults(command=models_command)
     doctor = commands.add_parser("doctor", help="say what this machine can run, and what is wrong with it")
@@ -180,7 +186,7 @@ def run_command(args: Mapping[str, Any]) -> None:
         raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
     engine, params = open_engine(args)
     is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
-    prompts = [as_prompt(text, args["system"], is_chat) for text in texts]
+    prompts = [as_prompt(text, args["system"], is_chat, args["image"] or ()) for text in texts]
     start = time.perf_counter()
     completions = generate(engine, prompts, params, progress=not args["quiet"])
     if not args["quiet"]:
@@ -188,6 +194,13 @@ def run_command(args: Mapping[str, Any]) -> None:
         say(speed(n_tokens, time.perf_counter() - start))
     for text, completion in zip(texts, completions, strict=True):
         print(as_json(text, completion) if args["json"] else as_text(text, completion, is_alone=len(texts) == 1))
+
+
+def bench_command(args: Mapping[str, Any]) -> None:
+    """Measure how fast a model is served here."""
+    from nva.bench import quick
+
+    quick(**args)
 
 
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
@@ -204,12 +217,14 @@ def has_chat_template(engine: Engine) -> bool:
     return engine.tokenizer is not None and bool(engine.tokenizer.chat_template)
 
 
-def as_prompt(text: str, system: str | None, is_chat: bool) -> Prompt:
-    """A question to a chat model, or text to continue."""
+def as_prompt(text: str, system: str | None, is_chat: bool, images: Sequence[str] = ()) -> Prompt:
+    """A question to a chat model, perhaps about images, or text to continue."""
     if is_chat:
-        return {"messages": [*opening(system), message("user", text)]}
-    if system is not None:
-        raise ValueError("--system needs a chat template, which --raw and some checkpoints do without; leave it out")
+        shown = [{"type": "image", "image": path} for path in images]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        return {"messages": [*opening(system), {"role": "user", "content": content}]}
+    for flag in [name for name, given in (("--system", system is not None), ("--image", images)) if given]:
+        raise ValueError(f"{flag} needs a chat template, which --raw and some checkpoints do without; leave it out")
     return text
 
 

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
 from nva.kernels import Kernels, Layout
 from nva.models.decoder import Cache, Inputs, decode, rope_tables
 from nva.models.params import Params
-from nva.models.spec import ModelSpec
+from nva.models.spec import ModelSpec, VisionSpec
+from nva.models.vision import encode_image
 from nva.state.columns import Int
 from nva.state.config import Limits
 from nva.state.plan import Batch
@@ -52,8 +54,15 @@ Forward = Callable[[Params, KV, Batch], "tuple[Tensor, KV]"]
 def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | torch.device = "cpu") -> KV:
     """Caches of zeros for all block ids, those of scratch included."""
     shape = (limits.n_scratch + limits.n_blocks, limits.block_size, spec.n_kv_heads, spec.head_dim)
-    caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * spec.n_layers)]
+    caches = [_zeros(shape, dtype, torch.device(device)) for _ in range(2 * spec.n_layers)]
     return KV(tuple(zip(caches[::2], caches[1::2], strict=True)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. A CPU's are numpy's, which take memory only as they are first written, where torch writes them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
 
 
 def make_forward(
@@ -70,6 +79,7 @@ def make_forward(
     device = torch.device(device)
     tables = rope_tables(spec, limits.max_model_len, device)
     n_scratch_slots = limits.n_scratch * limits.block_size
+    spread = make_spread(spec.vision, kernels, device) if spec.vision else None
     compute = functools.partial(decode, spec, kernels)
     compute = compute if enforce_eager else kernels.compiled(compute)
 
@@ -82,7 +92,7 @@ def make_forward(
             kernels.copy_blocks(*cache, arrays["copies"])
         inputs = Inputs(
             token_ids=arrays["token_ids"],
-            positions=arrays["positions"][0],
+            positions=arrays["positions"] if spec.rope_axes else arrays["positions"][0],
             slots=arrays["slots"],
             logit_index=arrays["logit_index"],
             attention=kernels.attention_inputs(_layout(on_host), _layout(arrays), caches[0][0]),
@@ -90,13 +100,44 @@ def make_forward(
             # Padding, and nothing else, is written to the scratch blocks.
             is_padding=arrays["slots"] < n_scratch_slots if any(spec.experts) else None,
         )
+        if batch.images:
+            features, is_image = spread(params["vision"], batch)
+            inputs = attrs.evolve(inputs, features=features, is_image=is_image)
         logits = compute(params, caches, inputs)
         return logits, kv.renew()
 
     return forward
 
 
-_ARRAYS = tuple(name for name in attrs.fields_dict(Batch) if name != "buffer" and not name.startswith("n_"))
+def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
+    """A function that gives the features of a batch's images at its tokens [1 + n_deepstack, T, H], and which those
+    tokens are [T, 1]. It takes the vision tower's parameters and the batch.
+
+    It keeps the features of the last batch that had images, since a chunk that ends inside one is followed by another.
+    """
+    kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
+
+    def spread(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        nonlocal kept
+        known = kept[1] if kept[0] is params else {}
+        images = {span.image.digest: span.image for span in batch.images}
+        encode = functools.partial(encode_image, spec, kernels, params, device=device)
+        found = {digest: known[digest] if digest in known else encode(image) for digest, image in images.items()}
+        kept = params, found
+        n_levels, n_tokens = 1 + len(spec.deepstack_layers), len(batch.token_ids)
+        features = params["grid"].new_zeros(n_levels, n_tokens, spec.out_size)
+        is_image = torch.zeros(n_tokens, 1, dtype=torch.bool, device=device)
+        for span in batch.images:
+            at = slice(span.packed, span.packed + span.count)
+            features[:, at] = found[span.image.digest][:, span.first : span.first + span.count]
+            is_image[at] = True
+        return features, is_image
+
+    return spread
+
+
+_NO_ARRAYS = ("buffer", "n_tokens", "n_rows", "n_logits", "images")
+_ARRAYS = tuple(name for name in attrs.fields_dict(Batch) if name not in _NO_ARRAYS)
 _LAYOUT = tuple(attrs.fields_dict(Layout))
 
 

@@ -17,6 +17,7 @@ import torch
 from attrs.validators import optional
 
 from nva.forward import KV, Forward, empty_kv, make_forward
+from nva.images import ImageReader
 from nva.kernels import GRAPHS, Kernels, backend, place
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
 from nva.models.params import Params
@@ -108,6 +109,7 @@ class Engine:
     kv: KV
     state: EngineState
     tokenizer: Tokenizer | None
+    reader: ImageReader | None  # of images, for a model that sees
     detokenizer: Detokenizer  # that has seen nothing
     eos_ids: frozenset[int]  # union of config, generation_config and tokenizer
     defaults: Mapping[str, Any]  # of SamplingParams, from generation_config
@@ -153,6 +155,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         kv=kv,
         state=empty(limits, chosen.policy, chosen.seed),
         tokenizer=tokenizer,
+        reader=ImageReader(folder=folder, spec=spec.vision) if spec.vision else None,
         detokenizer=detokenizer(tokenizer),
         eos_ids=checkpoint.eos_ids | _eos_ids(tokenizer),
         defaults=_defaults(checkpoint.generation_config),
@@ -235,6 +238,7 @@ def _limits(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
         block_size=options.block_size or kernels.block_size,
         max_rows=options.max_rows,
         max_batched_tokens=max_batched_tokens,
+        position_axes=3 if spec.rope_axes else 1,
         prefix_caching=options.prefix_caching,
         token_buckets=token_buckets,
         row_buckets=row_buckets,

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from nva.images import encode_prompt
 from nva.load import Engine, load
 from nva.state.engine import check
 from nva.state.plan import Output, TokenLogprobs
@@ -24,7 +25,7 @@ from nva.steps.prefix import withdraw
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
-from nva.text import Prompt, TextStream, encode, finish, read, text_stream
+from nva.text import Prompt, TextStream, finish, read, text_stream
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -78,7 +79,8 @@ def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: 
     """One Completion per prompt, in order. `progress` shows a bar and tokens/s on stderr.
 
     A prompt is a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]} for the checkpoint's
-    chat template. params: one record for all prompts or one for each; unset fields take the checkpoint's
+    chat template; for a model that sees, content may be a list of {"type": "text", "text": ...} and {"type": "image",
+    "image": path or PIL image}. params: one record for all prompts or one for each; unset fields take the checkpoint's
     generation_config. Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
     """
     found: dict[int, Completion] = {}
@@ -238,10 +240,10 @@ def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams
     params = (params or SamplingParams()).resolve(engine.defaults)
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else engine.eos_ids)}
     try:
-        ids = encode(engine.tokenizer, prompt)
+        ids, media = encode_prompt(engine.tokenizer, engine.reader, prompt)
     except ValueError as error:
         raise ValueError(f"prompt {number}: {error}") from error
-    return request(engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids))
+    return request(engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids), media=media)
 
 
 def _text_streams(engine: Engine, found: Request) -> list[TextStream]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import cast
 
 import attrs
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from nva.forward import KV, Forward, empty_kv, make_forward
-from nva.kernels import Kernels, backend
+from nva.kernels import Kernels, backend, reference
 from nva.models.params import Params, random_params
 from nva.models.spec import ModelSpec
 from nva.state.config import Limits, blocks_for
@@ -43,7 +44,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
     n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
     arrays = {
         "token_ids": np.zeros(n_tokens),
-        "positions": np.arange(n_tokens)[None] - np.repeat(ends, counts) + length,
+        "positions": np.tile(np.arange(n_tokens) - np.repeat(ends, counts) + length, (limits.position_axes, 1)),
         "slots": np.arange(n_tokens),
         "block_tables": np.arange(limits.table_width) % n_ids + np.zeros((n_rows, 1)),
         "query_ends": ends,
@@ -94,9 +95,9 @@ def run_largest(
 def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
     """Run a tiny model with this one's heads, ropes and windows on the device and on the reference.
 
-    Raises RuntimeError if their logits differ by more than rounding. The reference itself needs no check.
+    Raises RuntimeError if their logits differ by more than rounding. The reference and the CPU's kernels need no check.
     """
-    if kernels is backend("cpu"):
+    if kernels is backend("cpu") or kernels is reference:
         return
     tiny = _tiny(spec)
     limits = Limits(
@@ -129,13 +130,12 @@ def _tiny(spec: ModelSpec) -> ModelSpec:
     kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
     layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    return attrs.evolve(spec, **sizes, n_layers=len(kinds), **layers)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), rope_axes=(), vision=None, **layers)
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
     """The worst deviation of logits, in standard deviations, over a prefill and steps that mix it with decoding."""
-    reference = backend("cpu")
-    sides = [(reference, torch.device("cpu")), (kernels, device)]
+    sides = [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
     forwards = [make_forward(spec, limits, each, where) for each, where in sides]
     kvs = [empty_kv(spec, limits, dtype, where) for _, where in sides]
     weights = [_weights(spec, each, dtype, where) for each, where in sides]

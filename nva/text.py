@@ -8,6 +8,7 @@ Read next: run.py, which puts these around the engine's loop.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -20,7 +21,7 @@ Tokenizer = Any
 """A tokenizer of transformers; its type is not named here, because importing transformers takes seconds."""
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}."""
+"""Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}; see images.py for content that is a list."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 REPLACEMENT = "\ufffd"
@@ -36,12 +37,24 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     """
     if not any((Path(folder) / name).exists() for name in TOKENIZER_FILES):
         return None
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return _tokenizer_class(Path(folder)).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # for a bad file the tokenizers library raises a bare Exception
         raise ValueError(f"no tokenizer can be made from the files in {folder}: {error}") from error
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """What loads a checkpoint's tokenizer: the general class where the files name it, as importing AutoTokenizer, which
+    would choose the same, takes a second longer."""
+    config = folder / "tokenizer_config.json"
+    name = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
+    if name in ("PreTrainedTokenizerFast", "TokenizersBackend") and (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
@@ -90,16 +103,41 @@ def check_ids(prompt: object) -> list[int]:
     return [int(token) for token in prompt]
 
 
-def check_messages(prompt: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages of a prompt. Nothing else is read from one, so nothing else may be there."""
+def check_messages(prompt: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a prompt. Nothing else is read from one, so nothing else may be there.
+
+    Content is text, or a list of parts; those that are text alone are joined, so that every template takes them.
+    """
     if set(prompt) != {"messages"} or not isinstance(prompt["messages"], Sequence) or not prompt["messages"]:
         raise ValueError(f'the prompt is {prompt!r:.80}; the one key allowed is "messages", a list of at least one')
     for message in prompt["messages"]:
         is_message = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not is_message or not all(isinstance(value, str) for value in message.values()):
-            raise ValueError(f'a message is {message!r:.80}; give {{"role": str, "content": str}}')
-        check_text(message["content"])
-    return [dict(message) for message in prompt["messages"]]
+        if not is_message or not isinstance(message["role"], str):
+            raise ValueError(f'a message is {message!r:.80}; give {{"role": str, "content": str or list of parts}}')
+    return [{"role": message["role"], "content": check_content(message["content"])} for message in prompt["messages"]]
+
+
+def check_content(content: object) -> str | list[dict[str, str]]:
+    """The content of a message for a chat template, which has no use for what an image shows."""
+    if isinstance(content, str):
+        return check_text(content)
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        raise ValueError(f"the content of a message is {content!r:.80}; give a str or a list of parts")
+    parts = [check_part(part) for part in content]
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def check_part(part: Any) -> dict[str, str]:
+    """A part of a message's content: text or an image."""
+    kind = part.get("type") if isinstance(part, Mapping) and set(part) == {"type", part.get("type")} else None
+    if kind == "image":
+        return {"type": kind}
+    if kind == "text" and isinstance(part[kind], str):
+        return {"type": kind, kind: check_text(part[kind])}
+    forms = '{"type": "text", "text": str} or {"type": "image", "image": path or PIL image}'
+    raise ValueError(f"a part of a message is {part!r:.80}; give {forms}")
 
 
 def check_text(text: str) -> str:

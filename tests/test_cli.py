@@ -269,6 +269,18 @@ def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
     assert cli.main(["run", "x"]) == 130
 
 
+def test_images_come_before_the_question(calls):
+    assert cli.main(["run", "What is this?", "--image", "a.png", "--image", "b.png"]) == 0
+    shown = [{"type": "image", "image": path} for path in ("a.png", "b.png")]
+    question = {"type": "text", "text": "What is this?"}
+    assert calls.prompts == [{"messages": [{"role": "user", "content": [*shown, question]}]}]
+
+
+def test_images_need_a_chat_template(calls, capsys):
+    assert cli.main(["run", "x", "--raw", "--image", "a.png"]) == 2
+    assert "--image needs a chat template" in capsys.readouterr().err
+
+
 def test_models_lists_every_family_and_how_it_is_verified(capsys, monkeypatch):
     monkeypatch.setitem(cli.FAMILIES, "MyForCausalLM", None)
     monkeypatch.setitem(cli.VERIFIED, "MyForCausalLM", ())

@@ -41,7 +41,7 @@ def prefill(n_first: int = 11, n_second: int = 7) -> Batch:
 
 def with_arrays(batch: Batch, **changed: Any) -> Batch:
     """The batch with some arrays, or numbers, replaced."""
-    fields = {name: getattr(batch, name) for name in attrs.fields_dict(Batch) if name != "buffer"}
+    fields = {name: getattr(batch, name) for name in attrs.fields_dict(Batch) if name not in ("buffer", "images")}
     return make_batch(**{**fields, **changed})
 
 

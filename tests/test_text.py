@@ -294,9 +294,12 @@ BAD_PROMPTS = [
     ({}, 'the one key allowed is "messages"'),
     ({"messages": []}, 'the one key allowed is "messages"'),
     ({"messages": [{"role": "user", "content": "a"}], "tools": []}, 'the one key allowed is "messages"'),
-    ({"messages": ["a"]}, 'give {"role": str, "content": str}'),
-    ({"messages": [{"role": "user"}]}, 'give {"role": str, "content": str}'),
-    ({"messages": [{"role": "user", "content": ["a"]}]}, 'give {"role": str, "content": str}'),
+    ({"messages": ["a"]}, 'give {"role": str, "content": str or list of parts}'),
+    ({"messages": [{"role": "user"}]}, 'give {"role": str, "content": str or list of parts}'),
+    ({"messages": [{"role": "user", "content": 3}]}, "give a str or a list of parts"),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, "a part of a message is 'a'; give"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part of a message is {'type': 'text'}; give"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udcff"}]}]}, "not valid Unicode"),
     ({"messages": [{"role": "user", "content": "\udcff"}]}, "not valid Unicode"),
 ]
 
@@ -305,6 +308,12 @@ BAD_PROMPTS = [
 def test_a_bad_prompt_is_refused(chat_tokenizer, prompt, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         encode(chat_tokenizer, prompt)
+
+
+def test_parts_of_text_are_joined(chat_tokenizer):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "a"}]
+    joined = encode(chat_tokenizer, {"messages": [{"role": "user", "content": parts}]})
+    assert joined == encode(chat_tokenizer, {"messages": [{"role": "user", "content": "aa"}]})
 
 
 def test_without_a_tokenizer_only_ids_are_taken(chat_tokenizer):

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import attrs
 from torch import Tensor, device, dtype
 
-_BACKENDS = {"cpu": "nva.kernels.reference", "cuda": "nva.kernels.reference"}
+_BACKENDS = ("cpu", "cuda", "npu")
 GRAPHS = ("auto", "eager", "ge", "aclgraph")
 """How an NPU runs the forward; other devices know "auto" and "eager"."""
 
@@ -144,6 +144,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def vision_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of q, k, v [P, N, D] in which every one of P patches sees all; the softmax is float32."""
+        ...
+
 
 def backend(device_: str | device, heads: Any = None, graph: str = "auto") -> Kernels:
     """The kernels for a device, imported when asked for; an NPU's depend on the model's heads (a ModelSpec) and graph.
@@ -154,10 +158,12 @@ def backend(device_: str | device, heads: Any = None, graph: str = "auto") -> Ke
     if kind == "npu":
         return importlib.import_module("nva.kernels.npu").choose(heads, graph)
     if kind not in _BACKENDS:
-        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join([*_BACKENDS, 'npu'])}")
+        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join(_BACKENDS)}")
     if graph not in ("auto", "eager"):
         raise ValueError(f"graph={graph!r} is for device npu; on {kind} leave it at auto")
-    return cast(Kernels, importlib.import_module(_BACKENDS[kind]))
+    if kind == "cpu":
+        return importlib.import_module("nva.kernels.cpu").choose()
+    return cast(Kernels, importlib.import_module("nva.kernels.reference"))
 
 
 def place(device_: str | device) -> device:

@@ -126,9 +126,9 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     out = x.new_zeros(len(x), weights.shape[1])
     start = 0
-    for weight, end in zip(weights, ends.tolist(), strict=True):
+    for expert, end in enumerate(ends.tolist()):
         if start < end:
-            torch.mm(x[start:end], weight.t(), out=out[start:end])
+            torch.mm(x[start:end], weights[expert].t(), out=out[start:end])
         start = end
     return out
 
@@ -281,3 +281,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | No
         weights *= torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1))
     out = (weights.flatten(2, 3) @ v).unflatten(2, (-1, n_queries))
     return out.permute(0, 3, 1, 2, 4).reshape(n_rows, n_queries, n_heads, head_dim)
+
+
+def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q, k, v [P, N, D] -> [P, N, D]."""
+    q, k, v = (each.transpose(0, 1).float() for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(0, 1).to(q.dtype)

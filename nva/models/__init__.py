@@ -3,7 +3,7 @@
 Importing this package registers the families. Read next: spec.py, then decoder.py.
 """
 
-from nva.models import gemma3, llama, minicpm, qwen2, qwen3
+from nva.models import gemma3, llama, minicpm, qwen2, qwen3, qwen3_vl
 from nva.models.checkpoint import Checkpoint, load_checkpoint, load_params, open_checkpoint
 from nva.models.decoder import decode
 from nva.models.params import Params, Weights, random_params
@@ -27,6 +27,7 @@ __all__ = [
     "open_checkpoint",
     "qwen2",
     "qwen3",
+    "qwen3_vl",
     "random_params",
     "register",
 ]

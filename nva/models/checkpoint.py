@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nva.kernels import Kernels, reference
-from nva.models.params import EXPERTS, Params, Shapes, Weights, build_params, layer_shapes, outer_shapes
+from nva.models.params import EXPERTS, Params, Shapes, Weights, all_shapes, build_params
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 
@@ -91,9 +91,12 @@ def load_params(
         start = 0
         for tensor_name in _parts(checkpoint, files, name, layer, shapes):
             tensor = _read(files, tensor_name)
-            rows = tensor.flatten(0, -2) if tensor.dim() == 3 else tensor  # one tensor of all experts
-            param[start : start + len(rows)] = rows
-            start += len(rows)
+            if tensor.dim() == 3:  # one tensor of all experts
+                n = len(param) // len(tensor)
+                is_turned = checkpoint.weights.is_transposed and tensor.shape[2] == n
+                tensor = (tensor.mT if is_turned else tensor).flatten(0, 1)
+            param[start : start + len(tensor)] = tensor
+            start += len(tensor)
         return param
 
     return build_params(checkpoint.spec, read, kernels)
@@ -205,9 +208,8 @@ def _check_tied(weights: Weights, files: Files) -> None:
 
 def _expected_shapes(checkpoint: Checkpoint, files: Files) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, for all that the model needs."""
-    spec, shapes = checkpoint.spec, dict[str, tuple[int, ...]]()
-    layers = [(layer, layer_shapes(spec, layer)) for layer in range(spec.n_layers)]
-    for layer, params in [(None, outer_shapes(spec)), *layers]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, params in all_shapes(checkpoint.spec):
         for name, parts in params.items():
             shapes |= _parts(checkpoint, files, name, layer, parts)
     return shapes
@@ -224,7 +226,10 @@ def _parts(
         return dict(zip(names, shapes, strict=True))
     fused = weights.fused.get(name, "").format(layer=layer)
     if fused in files:
-        return {fused: (experts.n_experts, sum(rows for rows, _ in shapes) // experts.n_experts, shapes[0][1])}
+        shape = (experts.n_experts, sum(rows for rows, _ in shapes) // experts.n_experts, shapes[0][1])
+        turned = (shape[0], shape[2], shape[1])
+        is_turned = weights.is_transposed and tuple(files[fused].get_slice(fused).get_shape()) == turned
+        return {fused: turned if is_turned else shape}
     numbers = range(experts.n_experts)
     names = [part.format(layer=layer, expert=number) for number in numbers for part in weights.names[name]]
     return dict(zip(names, shapes, strict=True))

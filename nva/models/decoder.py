@@ -31,12 +31,14 @@ class Inputs:
     """T packed tokens on the device."""
 
     token_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int32
+    positions: Tensor  # [T] int32, or [3, T] for a model with rope_axes
     slots: Tensor  # [T] int32
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
     rope_tables: Turns
     is_padding: Tensor | None = None  # [T] bool, for a model with experts
+    features: Tensor | None = None  # [1 + n_deepstack, T, H] where tokens show an image, 0 elsewhere
+    is_image: Tensor | None = None  # [T, 1] bool
 
 
 def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Turns:
@@ -50,35 +52,42 @@ def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cach
 
     `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
     """
-    residual = _embedding(spec, params["embed"], inputs.token_ids)
-    turns = _gather_turns(inputs, residual.dtype)
+    residual = _embedding(spec, params["embed"], inputs)
+    turns = _gather_turns(spec, inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
-    x = kernels.rms_norm(residual, norms[0], **_norm_options(spec))
+    x = kernels.rms_norm(residual, norms[0], *_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
         x = _added(spec, kernels, x, layer.get("attention_out_norm"))
-        x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], **_norm_options(spec))
+        x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], *_norm_options(spec))
         experts = spec.experts[i]
         x = _moe(experts, kernels, layer, x, inputs) if experts else _mlp(spec, kernels, layer, x)
         x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
-        x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], **_norm_options(spec))
+        x = _with_features(x, inputs.features, i + 1)
+        x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], *_norm_options(spec))
     return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
 
 
-def _embedding(spec: ModelSpec, table: Tensor, token_ids: Tensor) -> Tensor:
+def _embedding(spec: ModelSpec, table: Tensor, inputs: Inputs) -> Tensor:
     """[T, H]. A scale is rounded to the model's dtype, since Gemma was trained with the rounded one."""
-    x = F.embedding(token_ids, table)
-    return x if spec.embed_scale == 1 else x * x.new_full((), spec.embed_scale)
+    x = F.embedding(inputs.token_ids, table)
+    x = x if spec.embed_scale == 1 else x * x.new_full((), spec.embed_scale)
+    return x if inputs.features is None else torch.where(inputs.is_image, inputs.features[0], x)
 
 
-def _norm_options(spec: ModelSpec) -> dict[str, Any]:
+def _with_features(x: Tensor, features: Tensor | None, level: int) -> Tensor:
+    """What a layer adds, and what an image adds after it."""
+    return x if features is None or level >= len(features) else x + features[level]
+
+
+def _norm_options(spec: ModelSpec) -> tuple[float, bool]:
     """What the norms want to know beside their weight."""
-    return {"eps": spec.norm_eps, "unit_offset": spec.unit_offset}
+    return spec.norm_eps, spec.unit_offset
 
 
 def _added(spec: ModelSpec, kernels: Kernels, x: Tensor, norm: Tensor | None) -> Tensor:
     """What an attention or MLP that gives x [T, H] adds to the stream."""
-    x = x if norm is None else kernels.rms_norm(x, norm, **_norm_options(spec))
+    x = x if norm is None else kernels.rms_norm(x, norm, *_norm_options(spec))
     return _scaled(x, spec.residual_scale)
 
 
@@ -86,11 +95,16 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
-def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> Turns:
-    """cos and sin at the tokens' positions, in the model's dtype."""
+def _gather_turns(spec: ModelSpec, inputs: Inputs, dtype: torch.dtype) -> Turns:
+    """cos and sin at the tokens' positions, in the model's dtype. With several axes each pair has its own position."""
 
     def gather(table: Tensor) -> Tensor:
-        return torch.cat([table.index_select(0, inputs.positions)] * 2, dim=-1).to(dtype)
+        if spec.rope_axes:
+            axes = torch.tensor(spec.rope_axes, device=table.device)
+            half = table.gather(0, inputs.positions[axes].t().long())
+        else:
+            half = table.index_select(0, inputs.positions)
+        return torch.cat([half] * 2, dim=-1).to(dtype)
 
     return tuple((gather(cos), gather(sin)) for cos, sin in inputs.rope_tables)
 
@@ -109,8 +123,8 @@ def _attention(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, atte
     heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(-1, (-1, spec.head_dim))
     q, k, v = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), dim=1)
     if spec.qk_norm:
-        q = kernels.rms_norm(q, layer["q_norm"], **_norm_options(spec))
-        k = kernels.rms_norm(k, layer["k_norm"], **_norm_options(spec))
+        q = kernels.rms_norm(q, layer["q_norm"], *_norm_options(spec))
+        k = kernels.rms_norm(k, layer["k_norm"], *_norm_options(spec))
     q, k = kernels.rotary(q, k, *attend.turn)
     kernels.write_kv(k, v, *attend.cache, attend.inputs.slots)
     out = kernels.attention(q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window)

@@ -8,7 +8,7 @@ Read next: checkpoint.py, which fills it from files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nva.kernels import Kernels, reference
-from nva.models.spec import ExpertSpec, ModelSpec
+from nva.models.spec import ExpertSpec, ModelSpec, VisionSpec
 
 Params = dict[str, Any]
 Shapes = tuple[tuple[int, ...], ...]
@@ -30,13 +30,18 @@ class Weights:
 
     names: Mapping[str, tuple[str, ...]]  # parameter -> the tensors whose rows it is
     fused: Mapping[str, str] = attrs.field(factory=dict)  # parameter -> the one tensor that may hold it instead
+    is_transposed: bool = False  # what is fused is stored [E, K, N] on the hub, [E, N, K] by transformers 5
     rope_buffers: tuple[str, ...] = ()  # tensors of rope frequencies that old checkpoints hold and nobody reads
 
 
 EXPERTS = frozenset({"experts_gate_up", "experts_down"})
 """Parameters [E, N, K] that hold the weights of all experts of a layer, the rows of one after those of another."""
 
-LINEARS = EXPERTS | {"qkv", "o", "gate_up", "down", "head", "router", "shared_gate_up", "shared_down", "shared_gate"}
+LINEARS = (
+    EXPERTS
+    | {"qkv", "o", "gate_up", "down", "head", "router", "shared_gate_up", "shared_down", "shared_gate"}
+    | {"patch", "vision_qkv", "vision_o", "fc1", "fc2", "merger_fc1", "merger_fc2", "deepstack_fc1", "deepstack_fc2"}
+)
 """Parameters that kernels.linear or kernels.moe multiply with, and kernels.pack_linear therefore prepares."""
 
 
@@ -91,6 +96,55 @@ def _expert_shapes(spec: ExpertSpec, hidden: int) -> dict[str, Shapes]:
     return shapes
 
 
+def vision_shapes(spec: VisionSpec) -> dict[str, Shapes]:
+    """Parameters of a vision tower outside its layers."""
+    grid, hidden = spec.grid_side**2, spec.hidden_size
+    return {
+        "patch": ((hidden, *spec.patch_shape),),
+        "patch_bias": ((hidden,),),
+        "grid": ((grid, hidden),),
+        **_merger_shapes(spec, "merger", hidden),
+    }
+
+
+def vision_layer_shapes(spec: VisionSpec) -> dict[str, Shapes]:
+    """Parameters of each layer of a vision tower."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    linears = {"vision_qkv": (3 * hidden, hidden), "vision_o": (hidden, hidden)}
+    linears |= {"fc1": (inner, hidden), "fc2": (hidden, inner)}
+    norms = ("vision_input_norm", "vision_post_norm")
+    shapes: dict[str, Shapes] = {name: (shape,) for name, shape in linears.items()}
+    shapes |= {f"{name}_bias": (shape[:1],) for name, shape in linears.items()}
+    return shapes | {name: ((hidden,),) for norm in norms for name in (norm, f"{norm}_bias")}
+
+
+def deepstack_shapes(spec: VisionSpec) -> dict[str, Shapes]:
+    """Parameters that make features of the output of one of deepstack_layers."""
+    return _merger_shapes(spec, "deepstack", spec.hidden_size * spec.merge_size**2)
+
+
+def _merger_shapes(spec: VisionSpec, name: str, norm_size: int) -> dict[str, Shapes]:
+    merged = spec.hidden_size * spec.merge_size**2
+    return {
+        f"{name}_norm": ((norm_size,),),
+        f"{name}_norm_bias": ((norm_size,),),
+        f"{name}_fc1": ((merged, merged),),
+        f"{name}_fc1_bias": ((merged,),),
+        f"{name}_fc2": ((spec.out_size, merged),),
+        f"{name}_fc2_bias": ((spec.out_size,),),
+    }
+
+
+def all_shapes(spec: ModelSpec) -> Iterator[tuple[int | None, dict[str, Shapes]]]:
+    """Every group of parameters with its layer, None outside the layers."""
+    yield None, outer_shapes(spec)
+    yield from ((layer, layer_shapes(spec, layer)) for layer in range(spec.n_layers))
+    if spec.vision:
+        yield None, vision_shapes(spec.vision)
+        yield from ((layer, vision_layer_shapes(spec.vision)) for layer in range(spec.vision.n_layers))
+        yield from ((i, deepstack_shapes(spec.vision)) for i in range(len(spec.vision.deepstack_layers)))
+
+
 Make = Callable[[str, "int | None", Shapes], Tensor]
 
 
@@ -103,6 +157,7 @@ def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
         tensor = rows if experts is None else rows.unflatten(0, (experts.n_experts, -1))
         if name.endswith("norm"):
             return kernels.pack_norm(tensor, spec.unit_offset)
+        tensor = tensor.flatten(1) if name == "patch" else tensor  # stored as a convolution, but patches don't overlap
         return kernels.pack_linear(tensor) if name in LINEARS else tensor
 
     def build(shapes: dict[str, Shapes], layer: int | None) -> Params:
@@ -110,6 +165,11 @@ def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
 
     params = build(outer_shapes(spec), None)
     params["layers"] = [build(layer_shapes(spec, layer), layer) for layer in range(spec.n_layers)]
+    if vision := spec.vision:
+        params["vision"] = build(vision_shapes(vision), None)
+        layers, deepstack = vision_layer_shapes(vision), deepstack_shapes(vision)
+        params["vision"]["layers"] = [build(layers, layer) for layer in range(vision.n_layers)]
+        params["vision"]["deepstack"] = [build(deepstack, i) for i in range(len(vision.deepstack_layers))]
     return params if "head" in params else {**params, "head": kernels.pack_linear(params["embed"])}
 
 

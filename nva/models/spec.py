@@ -32,6 +32,27 @@ class ExpertSpec:
 
 
 @attrs.frozen(kw_only=True)
+class VisionSpec:
+    """The tower that makes features of images, of the width of text embeddings, for the first layer and some beyond."""
+
+    n_layers: int = attrs.field(validator=whole(1))
+    hidden_size: int = attrs.field(validator=whole(1))
+    n_heads: int = attrs.field(validator=whole(1))
+    intermediate_size: int = attrs.field(validator=whole(1))
+    patch_shape: tuple[int, int, int, int]  # channels, frames, rows and columns of what becomes one vector
+    merge_size: int = attrs.field(validator=whole(1))  # rows and columns of patches that become one feature
+    grid_side: int = attrs.field(validator=whole(1))  # the learned grid of position embeddings is square
+    out_size: int = attrs.field(validator=whole(1))
+    deepstack_layers: tuple[int, ...]  # those whose outputs are added after the first layers of the decoder
+    rope_theta: float = attrs.field(validator=number(0, above=True))
+    image_token: int = attrs.field(validator=whole(0))  # stands for a feature in a prompt
+
+    def __attrs_post_init__(self) -> None:
+        if self.hidden_size % (4 * self.n_heads):
+            raise ValueError(f"{self.n_heads} heads of a vision tower {self.hidden_size} wide are not multiples of 4")
+
+
+@attrs.frozen(kw_only=True)
 class ModelSpec:
     """Sizes and switches of a model. `windows`, `rope_ids` and `experts` have one entry per layer."""
 
@@ -48,6 +69,8 @@ class ModelSpec:
     rope_ids: tuple[int, ...]  # which of them a layer has
     windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
     experts: tuple[ExpertSpec | None, ...] = attrs.Factory(lambda spec: (None,) * spec.n_layers, takes_self=True)
+    rope_axes: tuple[int, ...] = ()  # by which of a token's positions each pair turns, where tokens have several
+    vision: VisionSpec | None = None
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)

@@ -20,10 +20,10 @@ ROOT = 0
 
 
 class Key(NamedTuple):
-    """What a full block holds: exactly these tokens after exactly that chain. Compared whole, so no hash is trusted."""
+    """What a full block holds: exactly these tokens after exactly that chain. Keys are compared whole."""
 
     parent: int  # chain of the block before, ROOT for the first
-    tokens: bytes  # int32 token ids, block_size of them
+    tokens: bytes  # int32 token ids, block_size of them, then the digests of images that reach into the block
 
 
 class Found(NamedTuple):

@@ -30,6 +30,7 @@ class Limits:
     max_rows: int = attrs.field(default=64, validator=whole(1))
     max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
     max_scored_tokens: int = attrs.field(default=256, validator=whole(1))  # prompt tokens a step gives log-probs of
+    position_axes: int = attrs.field(default=1, validator=whole(1))  # 3 where images have time, height and width
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     token_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
     row_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from nva.state.columns import Column, Float, Int, Long, array_field
+from nva.state.media import Image
 from nva.state.request import Finished, Request
 
 
@@ -39,6 +40,16 @@ class Plan:
 
 
 @attrs.frozen(kw_only=True)
+class ImageSpan:
+    """Features [first, first + count) of an image are what tokens [packed, packed + count) of a batch show."""
+
+    image: Image
+    first: int
+    packed: int
+    count: int
+
+
+@attrs.frozen(kw_only=True)
 class Batch:
     """T packed tokens of B rows for the device, in one int32 buffer that is copied at once. Fields are views of it.
 
@@ -47,7 +58,7 @@ class Batch:
 
     buffer: Int = array_field()  # everything below, contiguous
     token_ids: Int = array_field()  # [T]
-    positions: Int = array_field()  # [1, T]
+    positions: Int = array_field()  # [position_axes, T]
     slots: Int = array_field()  # [T] block * block_size + offset, all distinct
     block_tables: Int = array_field()  # [B, table_width]
     query_ends: Int = array_field()  # [B] inclusive running sum of query lengths; the last equals T
@@ -57,6 +68,7 @@ class Batch:
     n_tokens: int  # real tokens, [n_tokens, T) is padding
     n_rows: int  # real rows
     n_logits: int  # real entries of logit_index
+    images: tuple[ImageSpan, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

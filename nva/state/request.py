@@ -17,6 +17,7 @@ from attrs.validators import optional
 from nva.state.checks import flag, number, whole
 from nva.state.columns import Column, Int, array_field
 from nva.state.errors import check_names
+from nva.state.media import Media
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -152,6 +153,7 @@ class Request:
     prompt: Int = array_field()  # [n_prompt] int32
     params: SamplingParams = attrs.field()
     stop_ids: frozenset[int] = frozenset()
+    media: Media | None = None
 
     @params.validator  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator, reportAttributeAccessIssue]
     def _is_resolved(self, _: object, params: SamplingParams) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from nva.state.columns import Column, Float, Int, tokens_between
 from nva.state.config import Limits, bucket_for
 from nva.state.engine import EngineState
-from nva.state.plan import Batch, Draw, Plan
+from nva.state.media import positions_between
+from nva.state.plan import Batch, Draw, ImageSpan, Plan
 from nva.state.rows import history_of, request_of, token_ids
 from nva.steps.schedule import is_scored
 
@@ -49,7 +50,7 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
     width = limits.table_width if limits.row_buckets else int(state.rows.n_blocks[plan.rows].max())
     shapes = {
         "token_ids": (n_padded,),
-        "positions": (1, n_padded),
+        "positions": (limits.position_axes, n_padded),
         "slots": (n_padded,),
         "block_tables": (n_padded_rows, width),
         "query_ends": (n_padded_rows,),
@@ -62,7 +63,7 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
     tables = state.rows.block_tables.ids
     block, offset = np.divmod(positions, limits.block_size)
     views["token_ids"][:n] = _token_ids(state, plan, ends)
-    views["positions"][0, :n] = positions
+    views["positions"][:, :n] = positions if limits.position_axes == 1 else _rope_positions(state, plan)
     views["slots"][:n] = tables[np.repeat(plan.rows, plan.counts), block] * limits.block_size + offset
     views["block_tables"][:n_rows] = tables[plan.rows, :width]
     views["query_ends"][:n_rows] = ends
@@ -71,7 +72,29 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
     views["copies"][:] = plan.copies
     if limits.row_buckets:
         _pad(views, n, n_rows, limits)
-    return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), **views)
+    images = () if limits.position_axes == 1 else _images(state, plan, ends)
+    return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), images=images, **views)
+
+
+def _rope_positions(state: EngineState, plan: Plan) -> Int:
+    """Positions in time, height and width [3, n] of the planned tokens."""
+    spans = zip(plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True)
+    media = (request_of(state.rows, row).media for row in plan.rows.tolist())
+    parts = [positions_between(each, start, start + n) for each, (_, start, n) in zip(media, spans, strict=True)]
+    return np.concatenate(parts, axis=1)
+
+
+def _images(state: EngineState, plan: Plan, ends: Int) -> tuple[ImageSpan, ...]:
+    """The parts of images that are planned tokens."""
+    spans: list[ImageSpan] = []
+    for i, row in enumerate(plan.rows.tolist()):
+        media, start, packed = request_of(state.rows, row).media, int(plan.starts[i]), int(ends[i] - plan.counts[i])
+        for each in media.placed if media is not None else ():
+            first, end = max(start, each.start), min(start + int(plan.counts[i]), each.end)
+            if first < end:
+                at = packed + first - start
+                spans.append(ImageSpan(image=each.image, first=first - each.start, packed=at, count=end - first))
+    return tuple(spans)
 
 
 def _n_logits(n: int, n_padded_rows: int, limits: Limits) -> int:
@@ -93,7 +116,7 @@ def _laid_out(shapes: dict[str, tuple[int, ...]]) -> tuple[Int, dict[str, Int]]:
 def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
     """Fill [n, T) with one dummy row that follows the real ones, over the scratch blocks from slot 0 on."""
     n_padding = len(views["token_ids"]) - n
-    views["slots"][n:] = views["positions"][0, n:] = np.arange(n_padding)
+    views["slots"][n:] = views["positions"][:, n:] = np.arange(n_padding)
     views["query_ends"][n_rows:] = n + n_padding
     views["context_lens"][n_rows:] = 1
     views["context_lens"][n_rows : n_rows + 1] = max(1, n_padding)

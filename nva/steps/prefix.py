@@ -1,8 +1,9 @@
 """Prefix caching: full blocks are found again by what they hold, and their computation is skipped.
 
 The law: a block found under a key holds exactly the key's tokens after exactly the key's chain. Keys are compared
-whole, so this doesn't rest on a hash. A block may be found in the very step that writes it: each layer writes all its
-keys and values before it attends. Read next: schedule.py, which matches when it admits and publishes what it plans.
+whole, so this rests on no hash but the SHA-256 of images. A block may be found in the very step that writes it: each
+layer writes all its keys and values before it attends.
+Read next: schedule.py, which matches when it admits and publishes what it plans.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import numpy as np
 from nva.state.blocks import ROOT, Blocks, Found, Key
 from nva.state.columns import Int, Tokens
 from nva.state.engine import EngineState
+from nva.state.media import Media, content_between
 from nva.state.plan import Batch
-from nva.state.rows import history_of, update
+from nva.state.rows import history_of, request_of, update
 
 
-def _key(chain: int, tokens: Tokens, index: int, block_size: int) -> Key:
-    return Key(chain, tokens[index * block_size : (index + 1) * block_size].tobytes())
+def _key(chain: int, tokens: Tokens, media: Media | None, index: int, block_size: int) -> Key:
+    start, end = index * block_size, (index + 1) * block_size
+    return Key(chain, tokens[start:end].tobytes() + content_between(media, start, end))
 
 
-def match(blocks: Blocks, tokens: Tokens, n_known: int, block_size: int) -> tuple[list[int], int]:
+def match(
+    blocks: Blocks, tokens: Tokens, n_known: int, block_size: int, media: Media | None = None
+) -> tuple[list[int], int]:
     """The cached blocks that a sequence of n_known tokens begins with, and the chain of the last of them.
 
     The last token is never taken from the cache, since its logits are wanted.
@@ -31,7 +36,7 @@ def match(blocks: Blocks, tokens: Tokens, n_known: int, block_size: int) -> tupl
     ids: list[int] = []
     chain = ROOT
     for index in range((n_known - 1) // block_size):
-        found = blocks.index.get(_key(chain, tokens, index, block_size))
+        found = blocks.index.get(_key(chain, tokens, media, index, block_size))
         if found is None:
             break
         ids.append(found.block)
@@ -53,9 +58,9 @@ def publish(state: EngineState, row_ids: Int) -> EngineState:
     starts, ends, chains = rows.n_published[due].tolist(), n_full[is_due].tolist(), rows.chain[due].tolist()
     new: dict[Key, Found] = {}
     for i, row in enumerate(due.tolist()):
-        tokens = history_of(rows, row)
+        tokens, media = history_of(rows, row), request_of(rows, row).media
         for block_index in range(starts[i], ends[i]):
-            key = _key(chains[i], tokens, block_index, size)
+            key = _key(chains[i], tokens, media, block_index, size)
             found = new.get(key) or blocks.index.get(key)
             if found is None:
                 n_chains += 1

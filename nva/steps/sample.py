@@ -55,6 +55,9 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
 
 def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
     """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
+    is_plain = not (draw.penalized or len(draw.bias) or draw.params["temperature"].any())
+    if is_plain and len(draw.logit_rows):
+        return _likeliest(logits, draw.logit_rows)
     kinds = _kinds(draw.params, logits.shape[1])
     order = np.lexsort((draw.params["top_k"], kinds))
     picked = [torch.empty((2, 0), dtype=torch.int32, device=logits.device)]
@@ -74,18 +77,30 @@ def _kinds(params: Column, n_tokens: int) -> Column:
     return np.where(params["temperature"] == 0, _GREEDY, kinds)
 
 
+def _likeliest(logits: Tensor, rows: Int) -> Tensor:
+    """[2, S] as in `choose`, where all are greedy and nothing changes the logits: they are read, not copied."""
+    is_range = (np.diff(rows) == 1).all()
+    x = logits[rows[0] : rows[-1] + 1] if is_range else logits.index_select(0, _put(rows, logits))
+    return torch.stack([_argmax(x).int(), x.amax(-1).isfinite().int()])
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """[n] The first largest of each row of x [n, V]; on a CPU by numpy, which takes a tenth of torch's time."""
+    return torch.as_tensor(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+
+
 def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
     """[2, n] as in `choose`, for n samples of one kind and x [n, V], their own copy of the logits."""
     is_finite = x.amax(-1).isfinite()
     adjust(x, draw, members)
     if kind == _GREEDY:
-        tokens = x.argmax(-1)  # the first of equal maxima, as torch documents it
+        tokens = _argmax(x)
     else:
         params = draw.params[members]
         gaps = x.sub_(x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
         if kind != _PLAIN:
             filter_(gaps, params)
-        tokens = gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps).argmax(-1)
+        tokens = _argmax(gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps))
     return torch.stack([tokens.int(), is_finite.int()])
 
 

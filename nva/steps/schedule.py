@@ -160,7 +160,8 @@ def _place(state: EngineState, entry: Waiting) -> tuple[EngineState, int, int] |
     if n_reserved(rows) + entry.n_samples > limits.max_rows:
         return None
     is_cacheable = limits.prefix_caching and not is_scored(entry.request, entry.n_known)
-    hits, chain = match(blocks, entry.history, entry.n_known, limits.block_size) if is_cacheable else ([], ROOT)
+    known = entry.history, entry.n_known, limits.block_size, entry.request.media
+    hits, chain = match(blocks, *known) if is_cacheable else ([], ROOT)
     n_new = blocks_for(entry.n_known, limits.block_size) - len(hits)
     n_revived = int((blocks.ref_counts[hits] == 0).sum())
     if n_new + n_revived + int(rows.is_running.sum()) > blocks.n_free:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -34,14 +35,16 @@ class AttentionCase:
 
 
 @st.composite
-def attention_cases(draw: Any, dtype: torch.dtype = torch.float32) -> AttentionCase:
+def attention_cases(
+    draw: Any, dtype: torch.dtype = torch.float32, head_dims: Sequence[int] = (2, 6, 8), longest: int = 20
+) -> AttentionCase:
     """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled blocks."""
-    lengths = draw(st.lists(st.integers(1, 20).flatmap(_row), min_size=1, max_size=6))
+    lengths = draw(st.lists(st.integers(1, longest).flatmap(_row), min_size=1, max_size=6))
     if not any(n for _, n in lengths):
         lengths.append((3, 2))
     block_size, n_kv_heads, n_shared = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    head_dim = draw(st.sampled_from([2, 6, 8]))
-    window = draw(st.none() | st.integers(1, 22))
+    head_dim = draw(st.sampled_from(head_dims))
+    window = draw(st.none() | st.integers(1, longest + 2))
     seed, has_sinks = draw(st.integers(0, 2**31)), draw(st.booleans())
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
 

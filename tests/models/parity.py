@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import backend
+from nva.kernels import reference
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
 from nva.state.config import Limits
-from nva.state.plan import Batch
+from nva.state.media import Media, positions_between
+from nva.state.plan import Batch, ImageSpan
 from tests.checkpoints import MAX_MODEL_LEN, Case, build
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
@@ -43,18 +44,19 @@ class Subject:
     limits: Limits
     rows: list[np.ndarray]
     expected: list[Tensor]
-    kernels: Any = attrs.field(factory=lambda: backend("cpu"))
+    media: list[Media | None] | None = None  # of the rows, for a model that sees
+    kernels: Any = reference
 
 
-def subject(case: Case, folder: Path) -> Subject:
+def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
     """Build a case's checkpoint, load it with ours, run it with theirs."""
     model = build(case, folder)
-    checkpoint, params = load_checkpoint(folder)
+    checkpoint, params = load_checkpoint(folder, kernels=kernels)
     limits = attrs.evolve(LIMITS, max_model_len=case.max_model_len)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, limits.vocab_size, length) for length in case.lengths]
     expected = [logits_of(model, row) for row in rows]
-    return Subject(spec=checkpoint.spec, params=params, limits=limits, rows=rows, expected=expected)
+    return Subject(spec=checkpoint.spec, params=params, limits=limits, rows=rows, expected=expected, kernels=kernels)
 
 
 @torch.inference_mode()
@@ -75,7 +77,7 @@ def compute(subject: Subject, chunk: int) -> list[Tensor]:
     forward = make_forward(subject.spec, subject.limits, subject.kernels)
     kv = poisoned_kv(subject.spec)
     logits: list[list[Tensor]] = [[] for _ in subject.rows]
-    for batch, parts in batches(subject.rows, chunk):
+    for batch, parts in batches(subject.rows, chunk, media=subject.media):
         found, kv = forward(subject.params, kv, batch)
         for row, piece in zip(parts, found[: batch.n_logits].split(list(parts.values())), strict=True):
             logits[row].append(piece)
@@ -91,7 +93,9 @@ def poisoned_kv(spec: ModelSpec) -> KV:
     return kv
 
 
-def batches(rows: list[np.ndarray], chunk: int, seed: int = 0) -> Iterator[tuple[Batch, dict[int, int]]]:
+def batches(
+    rows: list[np.ndarray], chunk: int, seed: int = 0, media: list[Media | None] | None = None
+) -> Iterator[tuple[Batch, dict[int, int]]]:
     """Batches that compute the rows, and how many tokens each row has in each: chunk tokens a row and step, in an order
     drawn anew each time. Row i starts at step i, so that rows at different positions, chunks and decodes mix.
     """
@@ -103,7 +107,11 @@ def batches(rows: list[np.ndarray], chunk: int, seed: int = 0) -> Iterator[tuple
     while any(n < len(row) for n, row in zip(done, rows, strict=True)):
         active = [i for i in rng.permutation(len(rows)).tolist() if i <= step and done[i] < len(rows[i])]
         spans = {i: (done[i], min(done[i] + chunk, len(rows[i]))) for i in active}
-        yield packed(rows, tables, spans), {i: end - start for i, (start, end) in spans.items()}
+        batch = packed(rows, tables, spans)
+        yield (
+            batch if media is None else with_media(batch, spans, media),
+            {i: end - start for i, (start, end) in spans.items()},
+        )
         for i, (_, end) in spans.items():
             done[i] = end
         step += 1
@@ -137,6 +145,23 @@ def packed(rows: list[np.ndarray], tables: list[np.ndarray], spans: dict[int, tu
         n_rows=n_rows,
         n_logits=n,
     )
+
+
+def with_media(batch: Batch, spans: dict[int, tuple[int, int]], media: list[Media | None]) -> Batch:
+    """The batch for a model with three positions a token, and with the parts of images that its tokens show."""
+    padding = np.tile(batch.positions[:, batch.n_tokens :], (3, 1))
+    positions = [positions_between(media[i], *span) for i, span in spans.items()]
+    images, packed_at = [], 0
+    for i, (start, end) in spans.items():
+        found = media[i]
+        for each in found.placed if found else ():
+            for position in range(max(start, each.start), min(end, each.end)):  # token by token, unlike the engine
+                at = packed_at + position - start
+                images.append(ImageSpan(image=each.image, first=position - each.start, packed=at, count=1))
+        packed_at += end - start
+    arrays = {field: getattr(batch, field) for field in attrs.fields_dict(Batch) if field not in ("buffer", "images")}
+    made = make_batch(**{**arrays, "positions": np.concatenate([*positions, padding], axis=1)})
+    return attrs.evolve(made, images=tuple(images))
 
 
 def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarray) -> Batch:

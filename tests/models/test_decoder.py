@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -21,7 +22,8 @@ def test_the_embedding_scale_is_rounded_as_gemmas(tmp_path: Path) -> None:
     theirs = Gemma3TextScaledWordEmbedding(97, 48, padding_idx=0, embed_scale=48**0.5).bfloat16()
     torch.nn.init.normal_(theirs.weight)
     with torch.no_grad():
-        assert torch.equal(decoder._embedding(spec, theirs.weight, torch.arange(97)), theirs(torch.arange(97)))
+        inputs = SimpleNamespace(token_ids=torch.arange(97), features=None)
+        assert torch.equal(decoder._embedding(spec, theirs.weight, inputs), theirs(torch.arange(97)))
 
 
 @pytest.mark.parametrize("name", ["qwen2-yarn", "qwen3-window", "gemma3", "qwen2_moe-fused"])

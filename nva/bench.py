@@ -1,0 +1,268 @@
+"""What the benchmarks share: workloads with fixed seeds, an engine to serve them, clocks, tables.
+
+The law: a figure is measured by the loop of run.py with a clock around each part, and the machine's own limits are
+measured beside it in the same minute, because they move. Read next: the files in bench/, one for each question.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from nva.forward import empty_kv, make_forward
+from nva.kernels import backend
+from nva.load import Engine, load
+from nva.models.params import random_params
+from nva.models.registry import read_model
+from nva.state.config import Limits
+from nva.state.engine import EngineState, empty, is_busy
+from nva.state.request import SamplingParams, request
+from nva.state.rows import running
+from nva.steps.commit import commit
+from nva.steps.pack import pack
+from nva.steps.sample import filter_gaps, sample
+from nva.steps.schedule import schedule
+from nva.steps.submit import submit
+from nva.text import TextStream, detokenizer, read, text_stream
+
+PARTS = ("schedule", "pack", "forward", "sample", "commit", "detokenize")
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b-shape": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+    }
+}
+"""Models that are measured by their shape alone, with random weights."""
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """Prompts of token ids, and how many tokens each is answered with."""
+
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+
+def random_workload(seed: int, n: int, prompt: tuple[int, int], output: tuple[int, int]) -> Workload:
+    """n prompts whose lengths are drawn from a range, as are those of the answers."""
+    rng = random.Random(seed)
+    prompts = [_ids(rng, rng.randint(*prompt)) for _ in range(n)]
+    return Workload(prompts=prompts, output_lens=[rng.randint(*output) for _ in range(n)])
+
+
+def shared_workload(seed: int, n: int, n_shared: int, n_own: int, output_len: int) -> Workload:
+    """n prompts with the same first n_shared tokens and n_own of their own."""
+    rng = random.Random(seed)
+    prefix = _ids(rng, n_shared)
+    return Workload(prompts=[prefix + _ids(rng, n_own) for _ in range(n)], output_lens=[output_len] * n)
+
+
+def _ids(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(100, 40_000) for _ in range(n)]
+
+
+def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Engine:
+    """A checkpoint as load() finds it, or one of SHAPES with random weights."""
+    if name not in SHAPES:
+        return load(name, dtype=dtype, **options)
+    spec, _ = read_model(SHAPES[name])
+    kernels, kind = backend("cpu"), getattr(torch, dtype)
+    sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
+    limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
+    return Engine(
+        name=name,
+        checkpoint=None,  # pyright: ignore[reportArgumentType] - weights without a file
+        params=random_params(spec, kind, torch.Generator().manual_seed(0), kernels),
+        forward=make_forward(spec, limits, kernels),
+        kv=empty_kv(spec, limits, kind),
+        state=empty(limits),
+        tokenizer=None,
+        detokenizer=detokenizer(None),
+        eos_ids=frozenset(),
+        filter=kernels.make_filter_gaps(filter_gaps),
+        defaults={},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One step: seconds of each part, what it computed, and how full the cache was."""
+
+    seconds: dict[str, float]
+    n_tokens: int
+    slots_used: int  # KV slots that hold a token
+    slots_taken: int  # slots of the blocks that rows hold, a shared block counted for each
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """A workload served: its steps, and the seconds from the start to each request's first and last token."""
+
+    workload: Workload
+    steps: list[Step]
+    seconds: float
+    first: list[float]
+    last: list[float]
+
+    @property
+    def n_output(self) -> int:
+        return sum(self.workload.output_lens)
+
+    @property
+    def n_total(self) -> int:
+        return self.n_output + sum(map(len, self.workload.prompts))
+
+    @property
+    def host_share(self) -> float:
+        """Share of the time that was not spent in the forward."""
+        return 1 - sum(step.seconds["forward"] for step in self.steps) / self.seconds
+
+
+def serve(engine: Engine, workload: Workload) -> Report:
+    """Serve a workload from an empty cache, all requests at once, greedy and past any end of sequence."""
+    asked = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in workload.output_lens]
+    requests = [request(i, ids, params) for i, (ids, params) in enumerate(zip(workload.prompts, asked, strict=True))]
+    engine.state = submit(empty(engine.state.limits, engine.state.policy, engine.state.seed), requests)
+    streams = [text_stream(engine.detokenizer) for _ in requests]
+    steps, times, start = list[Step](), [list[float]() for _ in requests], time.perf_counter()
+    while is_busy(engine.state):
+        step, answered = _step(engine, streams)
+        steps.append(step)
+        for i in answered:
+            times[i].append(time.perf_counter() - start)
+    seconds, first, last = time.perf_counter() - start, [each[0] for each in times], [each[-1] for each in times]
+    return Report(workload=workload, steps=steps, seconds=seconds, first=first, last=last)
+
+
+def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
+    """run.step and its text, with a clock; also which requests got a token."""
+    marks = [time.perf_counter()]
+
+    def mark(result: Any) -> Any:
+        marks.append(time.perf_counter())
+        return result
+
+    state, plan = mark(schedule(engine.state))
+    batch, draw = mark(pack(state, plan))
+    logits, engine.kv = mark(engine.forward(engine.params, engine.kv, batch))
+    sampled = mark(sample(logits, draw, engine.filter))
+    engine.state, output = mark(commit(state, plan, sampled))
+    answered = [int(found.id) for found in output.requests]
+    for i, token in zip(answered, output.tokens.tolist(), strict=True):
+        streams[i], _ = read(streams[i], [token])
+    mark(None)
+    used, taken = _slots(state)
+    seconds = dict(zip(PARTS, (after - before for before, after in itertools.pairwise(marks)), strict=True))
+    return Step(seconds=seconds, n_tokens=plan.n_tokens, slots_used=used, slots_taken=taken), answered
+
+
+def _slots(state: EngineState) -> tuple[int, int]:
+    """Slots of the cache that rows use, and slots of the blocks that they hold."""
+    rows, size = state.rows, state.limits.block_size
+    ids = running(rows)
+    return int(rows.n_computed[ids].sum()), int(rows.n_blocks[ids].sum()) * size
+
+
+def best(function: Callable[[], Any], n: int = 5) -> float:
+    """The least seconds of n calls, after one that is not counted."""
+    function()
+    times = []
+    for _ in range(n):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def bandwidth() -> float:
+    """Bytes per second of a plain read of 512 MiB."""
+    numbers = torch.ones(1 << 27)
+    return 4 * len(numbers) / best(lambda: numbers.sum(), 3)
+
+
+def matmul_limit(dtype: torch.dtype = torch.bfloat16, n: int = 1024) -> float:
+    """Operations per second of torch's own product of square matrices."""
+    a, b = torch.ones(n, n, dtype=dtype), torch.ones(n, n, dtype=dtype)
+    return 2 * n**3 / best(lambda: a @ b)
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of weights that a decode step reads: all but the embedding, of which it reads a row per token."""
+    found = torch.utils._pytree.tree_leaves({**engine.params, "embed": None})
+    return sum(leaf.nbytes for leaf in found if isinstance(leaf, torch.Tensor))
+
+
+def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
+    """Serve a workload; tokens per second, and the share of the time that the host took."""
+    report = serve(engine, workload)
+    return {
+        "model": engine.name,
+        "requests": len(workload.prompts),
+        "seconds": report.seconds,
+        "output tokens/s": report.n_output / report.seconds,
+        "total tokens/s": report.n_total / report.seconds,
+        "host share": report.host_share,
+    }
+
+
+def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
+    """Serve one request twice and tell of the second: the time to its first token, and that of each after it."""
+    serve(engine, workload)
+    limit, report = bandwidth(), serve(engine, workload)
+    per_token = (report.last[0] - report.first[0]) / max(1, report.n_output - 1)
+    return {
+        "model": engine.name,
+        "first token ms": report.first[0] * 1e3,
+        "ms per token": per_token * 1e3,
+        "tokens/s": 1 / per_token,
+        "prompt tokens/s": len(workload.prompts[0]) / report.first[0],
+        "bandwidth GB/s": limit / 1e9,
+        "share of it": weight_bytes(engine) / per_token / limit,
+        "host share": report.host_share,
+    }
+
+
+def quick(model: str | None, dtype: str, n: int) -> None:
+    """What `nva bench` prints: n requests together, then one alone. bench/ asks more, with more options."""
+    engine = open_model(model, dtype, max_rows=n, max_model_len=1024)
+    show("many requests together", [throughput(engine, random_workload(0, n, (100, 512), (100, 256)))])
+    show("one request alone", [latency(engine, random_workload(1, 1, (64, 64), (128, 128)))])
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]], path: str | None = None) -> None:
+    """Print rows as a table, and write them to a JSON file if one is named."""
+    names = list(rows[0])
+    cells = [[_text(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    print(title)
+    for line in (names, *cells):
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    if path:
+        Path(path).write_text(json.dumps({"title": title, "rows": list(rows)}, indent=2))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

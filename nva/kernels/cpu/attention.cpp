@@ -1,0 +1,43 @@
+// Attention over the paged cache: rows with few queries singly, chunks of a prompt together.
+// The law: a query reads the positions that it sees and no other, so whatever else the cache holds never reaches it;
+// and its result is the same to the bit whatever its batch mates. Read next: decode.h and prefill.h.
+#include "decode.h"
+#include "prefill.h"
+
+constexpr int64_t FEW_QUERIES = 3;  // up to which reading the cache again for each costs less than packing it
+
+template <typename T>
+static void attention(const Queries<T>& queries, const Cache& cache, const Rows& rows, T* out) {
+    std::vector<Part> parts;
+    std::vector<Chunk> chunks;
+    int64_t n_tiles = 0;
+    for (int64_t row = 0, token = 0; row < rows.n_rows; token = rows.query_ends[row++]) {
+        int64_t n = rows.query_ends[row] - token, position = rows.context_lens[row] - n;
+        for (int64_t i = 0; i < n && n <= FEW_QUERIES; i++)
+            for (int64_t at = first_seen(position + i, queries.window); at <= position + i;) {
+                int64_t end = std::min((at / PART + 1) * PART, position + i + 1);
+                parts.push_back({token + i, row, at, end});
+                at = end;
+            }
+        if (n > FEW_QUERIES) {
+            int64_t first = first_seen(position, queries.window);
+            chunks.push_back(
+                {row, token, n, position, first, ceil_div(position + n - first / KEYS * KEYS, KEYS), n_tiles});
+            n_tiles += chunks.back().n_tiles;
+        }
+    }
+    if (!parts.empty()) attend_singly(queries, cache, rows, parts, out);
+    if (!chunks.empty()) attend_together(queries, cache, rows, chunks, out);
+}
+
+#define EXPORT(T, name)                                                                                               \
+    extern "C" void attention_##name(const T* q, int64_t stride, int64_t n_heads, const T* k_cache, const T* v_cache, \
+                                     int64_t block_size, int64_t n_kv_heads, int64_t D, const int32_t* block_tables,  \
+                                     int64_t table_width, const int32_t* query_ends, const int32_t* context_lens,     \
+                                     int64_t n_rows, float scale, int64_t window, const float* sinks, T* out) {       \
+        attention<T>({q, stride, n_heads, scale, window, sinks}, {k_cache, v_cache, block_size, n_kv_heads, D},       \
+                     {block_tables, query_ends, context_lens, n_rows, table_width}, out);                             \
+    }
+EXPORT(float, float32)
+EXPORT(bf16, bfloat16)
+#undef EXPORT

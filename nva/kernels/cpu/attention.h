@@ -1,0 +1,43 @@
+// What both ways of attending share: a layer's cache seen through the block tables, and the rows of a step.
+#pragma once
+
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#include "matmul.h"
+
+struct Cache {  // [n_ids, block_size, n_heads, D] twice
+    const void *k, *v;
+    int64_t block_size, n_heads, D;
+};
+
+struct Rows {
+    const int32_t *block_tables, *query_ends, *context_lens;
+    int64_t n_rows, table_width;
+};
+
+template <typename T>
+struct Queries {  // [T, n_heads, D], tokens `stride` apart
+    const T* at;
+    int64_t stride, n_heads;
+    float scale;
+    int64_t window;      // positions that a query sees; 0 for all
+    const float* sinks;  // [n_heads] or null
+};
+
+// Terms of the exponential's series: weights that are rounded to bf16 need few.
+template <typename T>
+constexpr int DEGREE = sizeof(T) == 2 ? 4 : 6;
+
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
+// The first position that a query sees.
+inline int64_t first_seen(int64_t position, int64_t window) {
+    return window ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+// Where position `at` of a row lies in the cache, counted in tokens.
+inline int64_t slot_of(const Rows& rows, int64_t row, int64_t at, int64_t block_size) {
+    return rows.block_tables[row * rows.table_width + at / block_size] * block_size + at % block_size;
+}

@@ -1,0 +1,228 @@
+"""The kernels of a CPU, compiled: what the C++ files beside this one compute, called on tensors.
+
+The law is the contract's: reference.py's results up to rounding. float32 and bfloat16 are compiled; float16, which CPUs
+are slow at, goes to the reference. Each call costs two or three microseconds, so what a call needs is looked up once.
+Read next: linear.cpp, pointwise.cpp and attention.cpp, in this order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from ctypes import c_bool, c_float, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nva.kernels import Layout, reference
+from nva.kernels.cpu.build import library
+from nva.kernels.reference import (
+    block_size,
+    buckets,
+    cache_memory,
+    compiled,
+    copy_blocks,
+    dtypes,
+    gelu_tanh_mul,
+    make_filter_gaps,
+    moe,
+    pack_norm,
+    vision_attention,
+)
+
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "attention_inputs",
+    "block_size",
+    "buckets",
+    "cache_memory",
+    "compiled",
+    "copy_blocks",
+    "dtypes",
+    "gelu_tanh_mul",
+    "linear",
+    "make_filter_gaps",
+    "moe",
+    "pack_linear",
+    "pack_norm",
+    "rms_norm",
+    "rotary",
+    "silu_mul",
+    "vision_attention",
+    "write_kv",
+]
+
+_P, _N, _X, _B = c_void_p, c_int64, c_float, c_bool
+_ARGUMENTS = {
+    "pack": (_P, _P, _N, _N),
+    "linear": (_P, _P, _P, _P, _N, _N, _N),
+    "rms_norm": (_P, _N, _N, _P, _X, _B, _P, _N, _N),
+    "add_rms_norm": (_P, _P, _P, _X, _B, _P, _P, _N, _N),
+    "silu_mul": (_P, _P, _N, _N),
+    "rotary": (_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N),
+    "attention": (_P, _N, _N, _P, _P, _N, _N, _N, _P, _N, _P, _P, _N, _X, _N, _P, _P),
+}
+_LIBRARY = library()
+_LIBRARY.write_kv.argtypes, _LIBRARY.write_kv.restype = (_P, _N, _P, _N, _P, _P, _P, _N, _N), None
+_LIBRARY.panel_width.restype = c_int64
+
+
+def _bound(name: str, dtype: torch.dtype) -> Any:
+    function = getattr(_LIBRARY, f"{name}_{str(dtype).removeprefix('torch.')}")
+    function.argtypes, function.restype = _ARGUMENTS[name], None
+    return function
+
+
+_COMPILED = {name: {dtype: _bound(name, dtype) for dtype in (torch.float32, torch.bfloat16)} for name in _ARGUMENTS}
+_WIDTH = _LIBRARY.panel_width()
+
+
+def _or_reference(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with the compiled one for its first tensor's dtype; the reference's for a dtype without."""
+    compiled_for, plain = _COMPILED[function.__name__], getattr(reference, function.__name__)
+
+    @functools.wraps(function)
+    def call(x: Tensor, *args: Any, **options: Any) -> Any:
+        run = compiled_for.get(x.dtype)
+        return plain(x, *args, **options) if run is None else function(run, x, *args, **options)
+
+    return call
+
+
+class Packed(NamedTuple):
+    """A weight [N, K] in panels; see matmul.h."""
+
+    panels: Tensor  # [panels of _WIDTH rows, numbers in a panel]
+    n: int
+    k: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What it was before; K may have grown by one, to be even."""
+        return self.n, self.k
+
+
+def pack_linear(weight: Tensor) -> Packed | Tensor:
+    """A weight [N, K] in panels, as large as before but for rounding up. float16 and experts stay as they are."""
+    run = _COMPILED["pack"].get(weight.dtype)
+    if run is None or weight.dim() == 3:
+        return weight
+    n, k = weight.shape
+    pair = 4 // weight.element_size()
+    panels = weight.new_empty(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH)
+    run(panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
+    return Packed(panels, n, -(-k // pair) * pair)
+
+
+def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., K] -> [..., N]. A row of the result has the same bits whatever the other rows."""
+    if not isinstance(weight, Packed):
+        return reference.linear(x, weight, bias)
+    panels, n, k = weight
+    if x.shape[-1] != k:
+        x = F.pad(x, (0, 1))
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+    added = None if bias is None else bias.data_ptr()
+    _COMPILED["linear"][x.dtype](x.data_ptr(), panels.data_ptr(), added, out.data_ptr(), out.numel() // n, n, k)
+    return out
+
+
+@_or_reference
+def rms_norm(run: Any, x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
+    """x [..., H]: rounded to x's dtype before the weight, as in the reference."""
+    size = x.shape[-1]
+    if not (x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == size):
+        x = x.contiguous()
+    n_inner, stride = (x.shape[1], x.stride(0)) if x.dim() == 3 else (1, size)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    run(x.data_ptr(), n_inner, stride, weight.data_ptr(), eps, unit_offset, out.data_ptr(), out.numel() // size, size)
+    return out
+
+
+@_or_reference
+def add_rms_norm(
+    run: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual), x [..., H]."""
+    x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    inputs = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, unit_offset
+    run(*inputs, out.data_ptr(), total.data_ptr(), x.numel() // size, size)
+    return out, total
+
+
+@_or_reference
+def silu_mul(run: Any, x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I], rounded once."""
+    x = x.contiguous()
+    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
+    run(x.data_ptr(), out.data_ptr(), *out.shape)
+    return out
+
+
+@_or_reference
+def rotary(run: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """q [T, Nq, D] and k [T, Nk, D], which may be parts of one tensor; rounded once."""
+    (n_tokens, n_heads, size), n_kv_heads = q.shape, k.shape[1]
+    q, k, cos, sin = _heads(q), _heads(k), cos.contiguous(), sin.contiguous()
+    q_out = torch.empty((n_tokens, n_heads, size), dtype=q.dtype)
+    k_out = torch.empty((n_tokens, n_kv_heads, size), dtype=q.dtype)
+    inputs = q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), cos.data_ptr(), sin.data_ptr()
+    run(*inputs, q_out.data_ptr(), k_out.data_ptr(), n_tokens, n_heads, n_kv_heads, size, cos.shape[1])
+    return q_out, k_out
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[T, heads, D] with each token's numbers side by side, copied only if they aren't."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """k, v [T, Nk, D] into the caches, in place."""
+    k, v, width = _heads(k), _heads(v), k.element_size()
+    pointers = k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr()
+    sources = k.data_ptr(), k.stride(0) * width, v.data_ptr(), v.stride(0) * width
+    _LIBRARY.write_kv(*sources, *pointers, k.shape[0], k.shape[1] * k.shape[2] * width)
+
+
+class Inputs(NamedTuple):
+    """The rows of a step as C sees them, and the arrays that the addresses point into."""
+
+    arguments: tuple[int, ...]  # of attention(), from block_tables to n_rows
+    arrays: tuple[Any, ...]
+
+
+def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
+    """The rows' addresses."""
+    if k_cache.dtype not in _COMPILED["attention"]:
+        return reference.attention_inputs(host, on_device, k_cache)
+    arrays = tuple(
+        np.ascontiguousarray(array, np.int32) for array in (host.block_tables, host.query_ends, host.context_lens)
+    )
+    tables, ends, lengths = arrays
+    return Inputs((tables.ctypes.data, tables.shape[1], ends.ctypes.data, lengths.ctypes.data, len(ends)), arrays)
+
+
+@_or_reference
+def attention(
+    run: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: Inputs,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q [T, Nq, D] -> [T, Nq, D]. A row's result has the same bits in every batch, on any number of threads."""
+    q, sinks = _heads(q), None if sinks is None else sinks.float().contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]
+    at_sinks = None if sinks is None else sinks.data_ptr()
+    run(q.data_ptr(), q.stride(0), q.shape[1], *caches, *inputs.arguments, scale, window or 0, at_sinks, out.data_ptr())
+    return out

@@ -1,0 +1,229 @@
+"""The compiled kernels against the reference, over shapes that no vector or tile divides; and how they are built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nva.kernels import Layout, backend, reference
+from nva.kernels.cpu import build, operators
+from tests.kernels.cases import AttentionCase, attention_cases, dense_attention
+
+FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+TOLERANCE = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2**-7, "rtol": 2**-6}}
+SIZES = st.integers(1, 150)
+SEEDS = st.integers(0, 2**31)
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def normal(seed: int, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def attend(case: AttentionCase, kernels: Any = operators) -> Tensor:
+    inputs = kernels.attention_inputs(case.host, case.on_device, case.k_cache)
+    return kernels.attention(case.q, case.k_cache, case.v_cache, inputs, case.scale, case.window, case.sinks)
+
+
+def test_the_compiled_kernels_serve_the_cpu() -> None:
+    assert backend("cpu") is operators
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=attention_cases(head_dims=(1, 2, 7, 16, 33, 64, 128)))
+def test_attention_is_a_dense_softmax_over_what_a_row_owns(case: AttentionCase) -> None:
+    """Though all else in the cache is NaN."""
+    torch.testing.assert_close(attend(case).double(), dense_attention(case), **TOLERANCE[torch.float32])
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=attention_cases(dtype=torch.bfloat16, head_dims=(1, 7, 33, 64, 128)))
+def test_attention_in_bfloat16(case: AttentionCase) -> None:
+    found = attend(case)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), dense_attention(case), **TOLERANCE[torch.bfloat16])
+
+
+@FLOATS
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_attention_over_many_parts_and_tiles(dtype: torch.dtype, data: st.DataObject) -> None:
+    case = data.draw(attention_cases(dtype=dtype, head_dims=(8, 32), longest=600))
+    expected = attend(case, reference)
+    torch.testing.assert_close(attend(case), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("n_shared", [1, 3, 7, 8, 9, 17])
+@pytest.mark.parametrize("n_queries", [1, 40])
+def test_any_number_of_heads_may_share_a_key(n_shared: int, n_queries: int) -> None:
+    case = long_row(n_queries, n_shared)
+    torch.testing.assert_close(attend(case), attend(case, reference), **TOLERANCE[torch.float32])
+
+
+@FLOATS
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, data: st.DataObject) -> None:
+    case = data.draw(attention_cases(dtype=dtype, head_dims=(8, 32), longest=600))
+    together, start = attend(case), 0
+    for row, end in enumerate(case.host.query_ends.tolist()):
+        host = Layout(
+            block_tables=case.host.block_tables[row : row + 1],
+            query_ends=np.array([end - start], np.int32),
+            context_lens=case.host.context_lens[row : row + 1],
+        )
+        alone = attrs.evolve(case, q=case.q[start:end], host=host)
+        assert torch.equal(attend(alone), together[start:end])
+        start = end
+
+
+def long_row(n_queries: int, n_shared: int = 2) -> AttentionCase:
+
+    tables = np.random.default_rng(0).permutation(50)[None, :44].astype(np.int32)
+    cache = normal(0, torch.float32, 2, 50, 16, 2, 24)
+    ends, lengths = np.array([n_queries], np.int32), np.array([700], np.int32)
+    return AttentionCase(
+        q=normal(1, torch.float32, n_queries, 2 * n_shared, 24),
+        k_cache=cache[0],
+        v_cache=cache[1],
+        host=Layout(block_tables=tables, query_ends=ends, context_lens=lengths),
+        keys=[],
+        values=[],
+        window=None,
+        sinks=None,
+        scale=0.3,
+    )
+
+
+@FLOATS
+@settings(max_examples=60, deadline=None)
+@given(m=st.integers(0, 40), n=SIZES, k=SIZES, has_bias=st.booleans(), seed=SEEDS)
+def test_linear_is_the_references(dtype: torch.dtype, m: int, n: int, k: int, has_bias: bool, seed: int) -> None:
+    x, weight = normal(seed, dtype, m, k), normal(seed + 1, dtype, n, k) / k**0.5
+    bias = normal(seed + 2, dtype, n) if has_bias else None
+    found = operators.linear(x, operators.pack_linear(weight), bias)
+    torch.testing.assert_close(found, reference.linear(x, weight, bias), **TOLERANCE[dtype])
+
+
+@FLOATS
+def test_a_row_of_linear_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    x, weight = normal(0, dtype, 300, 130), operators.pack_linear(normal(1, dtype, 70, 130))
+    whole = operators.linear(x, weight)
+    for n in (1, 2, 5, 7, 13, 16, 31, 100):
+        assert torch.equal(operators.linear(x[:n], weight), whole[:n])
+
+
+@FLOATS
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 300), size=SIZES, unit=st.booleans(), seed=SEEDS)
+def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, unit: bool, seed: int) -> None:
+    x, residual, weight = normal(seed, dtype, n, size), normal(seed + 1, dtype, n, size), normal(seed + 2, dtype, size)
+    for found, expected in zip(
+        (operators.rms_norm(x, weight, 1e-5, unit), *operators.add_rms_norm(x, residual, weight, 1e-5, unit)),
+        (reference.rms_norm(x, weight, 1e-5, unit), *reference.add_rms_norm(x, residual, weight, 1e-5, unit)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+
+
+@FLOATS
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 300), size=SIZES, seed=SEEDS)
+def test_silu_mul_is_the_references(dtype: torch.dtype, n: int, size: int, seed: int) -> None:
+    x = normal(seed, dtype, n, 2 * size) * 3
+    torch.testing.assert_close(operators.silu_mul(x), reference.silu_mul(x), **TOLERANCE[dtype])
+
+
+def test_silu_mul_of_extremes() -> None:
+    x = torch.tensor([[-1e30, -200.0, -100.0, 0.0, 100.0, 1e30, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    torch.testing.assert_close(operators.silu_mul(x), reference.silu_mul(x), atol=1e-8, rtol=1e-5)
+
+
+@FLOATS
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 60), heads=st.integers(1, 5), half=st.integers(1, 40), rest=st.integers(0, 9), seed=SEEDS)
+def test_parts_of_one_tensor_are_normed_rotated_and_written(
+    dtype: torch.dtype, n: int, heads: int, half: int, rest: int, seed: int
+) -> None:
+    """As the decoder does with the q, k and v that one product gave."""
+    size = 2 * half + rest
+    q, k, v = normal(seed, dtype, n, heads + 4, size).split((heads, 2, 2), dim=1)
+    weight, slots = normal(seed + 1, dtype, size), torch.randperm(n + 7, dtype=torch.int32)[:n]
+    angles = normal(seed + 2, torch.float32, n, half).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    tolerance = {"atol": 2**-4, "rtol": 2**-6} if dtype == torch.bfloat16 else TOLERANCE[dtype]  # theirs rounds thrice
+    results = []
+    for kernels in (operators, reference):
+        caches = torch.zeros(2, n + 7, 1, 2, size, dtype=dtype)
+        turned = kernels.rotary(kernels.rms_norm(q, weight, 1e-5), k, cos, sin)
+        kernels.write_kv(turned[1], v, *caches, slots)
+        results.append((*turned, caches, kernels.rotary(q, k, cos, sin)[0]))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_not_a_number_stays_one() -> None:
+    """An overflow must reach the logits, where the sampler finds it."""
+    x = torch.full((3, 40), torch.nan)
+    weight = torch.ones(40)
+    assert operators.rms_norm(x, weight, 1e-5).isnan().all()
+    assert operators.silu_mul(x).isnan().all()
+    assert operators.silu_mul(x.bfloat16()).isnan().all()
+    assert operators.linear(x, operators.pack_linear(torch.ones(5, 40))).isnan().all()
+    for n_queries in (1, 40):
+        case = long_row(n_queries)
+        case.q[:] = torch.nan
+        assert attend(case).isnan().all()
+
+
+def test_float16_goes_to_the_reference() -> None:
+    x, weight = normal(0, torch.float16, 3, 8), normal(1, torch.float16, 4, 8)
+    assert torch.equal(operators.linear(x, operators.pack_linear(weight)), reference.linear(x, weight))
+    assert torch.equal(operators.silu_mul(x), reference.silu_mul(x))
+
+
+def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> None:
+    code = "from nva.kernels import backend, reference; assert backend('cpu') is backend('cpu') is reference"
+    env = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++") == 1
+
+
+def test_a_library_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        assert build.library().panel_width() > 0
+    assert capsys.readouterr().err.count("compiling the CPU kernels, once") == 1
+    (built,) = tmp_path.glob("nva/kernels/*.so")
+    assert [path.suffix for path in built.parent.iterdir() if path != built] == [".lock"]
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(build.BuildError, match="compiling the CPU kernels failed .error: out of order"):
+        build.library()
+    assert not list(tmp_path.glob("nva/kernels/*.so"))

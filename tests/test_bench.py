@@ -1,0 +1,56 @@
+"""The benchmarks measure what they say: fixed workloads, every request answered, figures that add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nva import bench
+from tests.checkpoints import CASES, build
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("llama")
+    build(CASES["llama"], folder)
+    return bench.open_model(str(folder), "float32", device="cpu", n_blocks=40, max_rows=4, max_model_len=24)
+
+
+def small(workload: bench.Workload) -> bench.Workload:
+    """The workload in ids of a tiny vocabulary."""
+    prompts = [[token % 97 for token in prompt] for prompt in workload.prompts]
+    return bench.Workload(prompts=prompts, output_lens=workload.output_lens)
+
+
+def test_workloads_are_the_same_every_time() -> None:
+    first, again = (bench.random_workload(0, 3, (2, 5), (1, 4)) for _ in range(2))
+    assert first == again
+    assert all(2 <= len(prompt) <= 5 for prompt in first.prompts)
+    assert all(1 <= n <= 4 for n in first.output_lens)
+    shared = bench.shared_workload(3, 4, 10, 2, 1).prompts
+    assert len({tuple(prompt[:10]) for prompt in shared}) == 1
+    assert len(set(map(tuple, shared))) == 4
+
+
+def test_serving_answers_all_and_accounts_for_its_time(engine) -> None:
+    workload = small(bench.random_workload(0, 6, (2, 9), (1, 8)))
+    report = bench.serve(engine, workload)
+    assert sum(step.n_tokens for step in report.steps) == report.n_total - len(workload.prompts)
+    assert all(0 < first <= last <= report.seconds for first, last in zip(report.first, report.last, strict=True))
+    assert sum(sum(step.seconds.values()) for step in report.steps) <= report.seconds
+    assert 0 < report.host_share < 1
+    assert all(0 < step.slots_used <= step.slots_taken for step in report.steps)
+
+
+def test_a_shared_prefix_is_computed_once(engine) -> None:
+    report = bench.serve(engine, small(bench.shared_workload(3, 4, 16, 2, 1)))
+    assert sum(step.n_tokens for step in report.steps) == 16 + 4 * 2
+
+
+def test_tables_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "a", "n": 3, "x": 1234.5}, {"name": "b", "n": 10, "x": 0.5}]
+    bench.show("title", rows, str(tmp_path / "figures.json"))
+    assert capsys.readouterr().out == "title\nname   n     x\n   a   3  1234\n   b  10   0.5\n"
+    assert json.loads((tmp_path / "figures.json").read_text())["rows"] == rows
