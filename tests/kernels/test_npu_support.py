@@ -114,6 +114,12 @@ def test_without_torch_npu_the_error_says_what_to_install():
         backend("npu", GROUPED)
 
 
+def test_a_model_that_sees_is_refused():
+    seeing = types.SimpleNamespace(vision=object(), **vars(GROUPED))
+    with pytest.raises(ValueError, match="can't run a vision tower yet"):
+        backend("npu", seeing)
+
+
 def test_graph_modes_are_for_an_npu():
     with pytest.raises(ValueError, match="is for device npu"):
         backend("cpu", GROUPED, "ge")
