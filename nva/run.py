@@ -21,9 +21,8 @@ from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request, SamplingParams, request
 from nva.steps.commit import abort, commit, stop
 from nva.steps.pack import pack
-from nva.steps.prefix import withdraw
 from nva.steps.sample import sample
-from nva.steps.schedule import schedule
+from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
 from nva.text import Prompt, TextStream, finish, read, text_stream
 
@@ -116,7 +115,7 @@ def step(engine: Engine) -> Output:
         sampled = sample(logits, draw, engine.filter)
         engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
     except BaseException:
-        engine.state = withdraw(engine.state, batch)
+        engine.state = withdraw(engine.state, plan, batch)
         raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)

@@ -17,7 +17,6 @@ from nva.state.blocks import ROOT, Blocks, Found, Key
 from nva.state.columns import Int, Tokens
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
-from nva.state.plan import Batch
 from nva.state.rows import history_of, request_of, update
 
 
@@ -69,12 +68,6 @@ def publish(state: EngineState, row_ids: Int) -> EngineState:
     index, keys = blocks.index.updated(new), blocks.keys.updated({found.block: key for key, found in new.items()})
     blocks = attrs.evolve(blocks, index=index, keys=keys, n_chains=n_chains)
     return attrs.evolve(state, blocks=blocks, rows=update(rows, due, n_published=ends, chain=chains))
-
-
-def withdraw(state: EngineState, batch: Batch) -> EngineState:
-    """The state before a step that failed, for going on: whatever its forward may have overwritten is found no more."""
-    written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
-    return attrs.evolve(state, blocks=forget(state.blocks, sorted(written)))
 
 
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:

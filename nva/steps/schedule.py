@@ -16,11 +16,11 @@ from nva.state.blocks import ROOT
 from nva.state.columns import Int, replaced, write_entries
 from nva.state.config import blocks_for
 from nva.state.engine import EngineState, Waiting
-from nva.state.plan import Plan
+from nva.state.plan import Batch, Plan
 from nva.state.request import Request, sampling_of
 from nva.state.rows import Rows, n_reserved, request_of, running, update
 from nva.steps.allocate import fork, grow, n_blocks_due, share, take, vacate
-from nva.steps.prefix import match, publish
+from nva.steps.prefix import forget, match, publish
 from nva.steps.submit import requeue
 
 Preempted = tuple[tuple[int, int], ...]  # (arrival, sample)
@@ -88,11 +88,28 @@ def _preempt_for(state: EngineState, decoding: Int) -> tuple[EngineState, Int, P
     preempted: list[tuple[int, int]] = []
     while state.blocks.n_free < len(decoding) and n_blocks_due(state, decoding) > state.blocks.n_free:
         victim = int(running(state.rows)[-1])
-        entry = _as_waiting(state.rows, victim)
-        preempted.append((entry.arrival, entry.sample))
-        state = attrs.evolve(vacate(state, [victim]), waiting=requeue(state.waiting, entry))
+        preempted.append((int(state.rows.arrival[victim]), int(state.rows.sample[victim])))
+        state = preempt(state, victim)
         decoding = decoding[decoding != victim]
     return state, decoding, tuple(preempted)
+
+
+def preempt(state: EngineState, row: int) -> EngineState:
+    """Send a running row back to wait; its blocks are freed, its tokens kept."""
+    return attrs.evolve(vacate(state, [row]), waiting=requeue(state.waiting, _as_waiting(state.rows, row)))
+
+
+def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
+    """The state before a step that failed, made fit to go on from it, whatever the forward has written.
+
+    Blocks that the step took may be overwritten: they are found no more, and the rows that it took them from, its
+    preempted ones, stay preempted.
+    """
+    for row in running(state.rows).tolist():
+        if (int(state.rows.arrival[row]), int(state.rows.sample[row])) in plan.preempted:
+            state = preempt(state, row)
+    written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
+    return attrs.evolve(state, blocks=forget(state.blocks, sorted(written)))
 
 
 def _as_waiting(rows: Rows, row: int) -> Waiting:

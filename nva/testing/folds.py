@@ -19,8 +19,7 @@ from nva.state.rows import running
 from nva.steps.allocate import fork
 from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
-from nva.steps.prefix import withdraw
-from nva.steps.schedule import schedule
+from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
 from nva.testing.laws import check_keys, check_purity, check_step, snapshot
 from nva.testing.strategies import Abort, Arrive, Event, Fork, Step
@@ -35,7 +34,7 @@ class Steps:
     schedule: Callable[[EngineState], tuple[EngineState, Plan]] = schedule
     pack: Callable[[EngineState, Plan], tuple[Batch, Draw]] = pack
     commit: Callable[[EngineState, Plan, Sampled], tuple[EngineState, Output]] = commit
-    withdraw: Callable[[EngineState, Batch], EngineState] = withdraw
+    withdraw: Callable[[EngineState, Plan, Batch], EngineState] = withdraw
 
 
 @attrs.define(kw_only=True)
@@ -122,7 +121,7 @@ def _fail(run: Run, steps: Steps) -> None:
     state, plan = steps.schedule(run.state)
     batch, _ = steps.pack(state, plan)
     toy_forward(state.limits)(None, run.kv, batch)
-    run.state = steps.withdraw(run.state, batch)
+    run.state = steps.withdraw(run.state, plan, batch)
 
 
 def _fork(run: Run, number: int) -> None:

@@ -6,16 +6,17 @@ import pytest
 
 from nva.state.blocks import Found, Key, empty_blocks, free_ids
 from nva.state.config import Limits
-from nva.state.engine import check, empty
+from nva.state.engine import check, empty, is_busy
 from nva.state.errors import InvariantError
+from nva.state.policy import by_priority
 from nva.state.request import SamplingParams, request
 from nva.state.rows import block_table, running, token_ids
 from nva.steps.allocate import fork, release, share, take, vacate
 from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
-from nva.steps.schedule import schedule
+from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
-from nva.testing import toy_sample
+from nva.testing import toy_sample, toy_tokens
 from nva.testing.toy import ToyKV, toy_forward
 
 LIMITS = Limits(vocab_size=7, max_model_len=32, n_blocks=6, block_size=4, max_rows=3)
@@ -120,3 +121,23 @@ def test_submitting_is_all_or_nothing() -> None:
         submit(submit(state, [good]), [good])
     with pytest.raises(ValueError, match="at most 24 leave room"):
         submit(state, [request(0, [1] * 25)])
+
+
+def test_rows_that_a_failed_step_preempted_stay_preempted() -> None:
+    """Their blocks were taken and written by others before the step failed; whoever goes on must not read them."""
+    limits = attrs.evolve(LIMITS, n_blocks=4, block_size=1, prefix_caching=False)
+    kv, params = ToyKV.empty(limits), SamplingParams(temperature=0, max_tokens=4)
+    state = submit(empty(limits, by_priority), [request(i, [i], attrs.evolve(params, priority=i)) for i in (1, 2)])
+    while state.blocks.n_free or len(running(state.rows)) < 2:
+        state, _, _ = stepped(state, kv)
+    planned, plan = schedule(state)
+    assert plan.preempted
+    toy_forward(limits)(None, kv, pack(planned, plan)[0])  # and now it fails
+    state = withdraw(state, plan, pack(planned, plan)[0])
+    check(state)
+    state, _ = abort(state, [1])
+    finished = []
+    while is_busy(state):
+        state, output, _ = stepped(state, kv)
+        finished += output.finished
+    assert list(finished[0].token_ids) == toy_tokens([2], 4, limits.vocab_size)

@@ -173,8 +173,8 @@ def pad_into_the_pool(views, n, n_rows, size):
     views["slots"][n:] += size.n_scratch * size.block_size
 
 
-def keep_what_a_failed_step_overwrote(state, batch):
-    return state
+def keep_what_a_failed_step_overwrote(state, plan, batch):
+    return schedule.withdraw(state, plan, attrs.evolve(batch, slots=batch.slots[:0], copies=batch.copies[:0]))
 
 
 SHARE, SLOTS_DUE, MATCH, RUNNING = allocate.share, allocate._slots_due, prefix.match, running
