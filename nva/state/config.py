@@ -51,12 +51,12 @@ class Limits:
     @property
     def table_width(self) -> int:
         """Columns of a block table: blocks that the longest row needs."""
-        return -(-self.max_model_len // self.block_size)
+        return blocks_for(self.max_model_len, self.block_size)
 
     @property
     def n_scratch(self) -> int:
         """Blocks before the pool that padding writes to: ids [0, n_scratch), at least one."""
-        return max(1, -(-self._largest_padding // self.block_size))
+        return max(1, blocks_for(self._largest_padding, self.block_size))
 
     @property
     def _largest_padding(self) -> int:

@@ -17,7 +17,7 @@ from nva.state.config import Limits, blocks_for
 from nva.state.errors import InvariantError
 from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Request
-from nva.state.rows import COLUMNS, Rows, block_table, empty_rows, history_of, running
+from nva.state.rows import COLUMNS, Rows, block_table, empty_rows, history_of, n_reserved, running
 
 
 @attrs.frozen(kw_only=True)
@@ -123,7 +123,7 @@ def check_rows(state: EngineState) -> None:
             f"row {row}: blocks cover the computed tokens", covered * limits.block_size >= rows.n_computed[row], True
         )
         _equal(f"row {row}: the history holds the known tokens", len(history_of(rows, row)) >= rows.n_known[row], True)
-    promised = int(rows.n_samples[rows.is_running].sum())
+    promised = n_reserved(rows)
     _equal("promised rows fit", min(promised, limits.max_rows), promised)
 
 
