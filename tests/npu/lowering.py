@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import importlib
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -117,13 +115,6 @@ def catch_ex(found: list[Caught]) -> Callable[..., Any]:
         graph = compiled.fx_graph.graph
         counts = collections.Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
         found.append(Caught(counts=counts, graph=graph, compiled=compiled))
-        return functools.partial(run_fx, compiled.fx_graph)
+        return compiled.fx_graph
 
     return compile_graph
-
-
-def run_fx(module: torch.fx.GraphModule, *inputs: Any) -> Any:
-    """The graph's results. Its operators return what they were given to write to, of which torch warns on a CPU."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*The output of this custom operator", UserWarning)
-        return module(*inputs)
