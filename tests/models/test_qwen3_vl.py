@@ -67,12 +67,13 @@ ROWS = [  # numbers are text tokens, pairs the rows and columns of an image
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
 
 
-def build(folder: Path, has_experts: bool = False) -> PreTrainedModel:
-    """A random checkpoint in the folder."""
+def build(folder: Path, has_experts: bool = False, **text: Any) -> PreTrainedModel:
+    """A random checkpoint in the folder, with some settings of its text model replaced."""
+    text = {**TEXT, **text}
     if has_experts:
-        config = Qwen3VLMoeConfig(text_config={**TEXT, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS)
+        config = Qwen3VLMoeConfig(text_config={**text, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS)
     else:
-        config = Qwen3VLConfig(text_config=TEXT, vision_config=VISION, **TOKENS)
+        config = Qwen3VLConfig(text_config=text, vision_config=VISION, **TOKENS)
     config._attn_implementation = "eager"
     model = (Qwen3VLMoeForConditionalGeneration if has_experts else Qwen3VLForConditionalGeneration)(config).eval()
     randomize(model, seed=0)
