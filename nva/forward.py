@@ -114,23 +114,11 @@ def make_forward(
 def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
     """A function that gives the features of a batch's images at its tokens, 1 + n_deepstack of [T, H], and which those
     tokens are [T, 1]. It takes the vision tower's parameters and the batch.
-
-    It keeps the features of the last batch that had images, since a chunk that ends inside one is followed by another.
-    The tower is never compiled: its shapes are the sizes of images, and each occurs a few times at most.
     """
-    kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
-
-    def encoded(params: Params, batch: Batch) -> dict[bytes, Tensor]:
-        nonlocal kept
-        known = kept[1] if kept[0] is params else {}
-        images = {span.image.digest: span.image for span in batch.images}
-        encode = functools.partial(encode_image, spec, kernels, params, device=device)
-        found = {digest: known[digest] if digest in known else encode(image) for digest, image in images.items()}
-        kept = (params, found) if found else kept
-        return found
+    encode = make_encode(spec, kernels, device)
 
     def spread(params: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
-        found = encoded(params, batch)
+        found = encode(params, batch)
         n_levels, n_tokens = 1 + len(spec.deepstack_layers), len(batch.token_ids)
         features = params["grid"].new_zeros(n_levels, n_tokens, spec.out_size)
         is_image = torch.zeros(n_tokens, 1, dtype=torch.bool, device=device)
@@ -141,6 +129,26 @@ def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
         return features.unbind(0), is_image
 
     return spread
+
+
+def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
+    """A function that gives the features of a batch's images by their digests, [1 + n_deepstack, n_tokens, H] each.
+
+    It keeps those of the last batch that had images, since a chunk that ends inside one is followed by another. The
+    tower is never compiled: its shapes are the sizes of images, and each occurs a few times at most.
+    """
+    kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
+
+    def encode(params: Params, batch: Batch) -> dict[bytes, Tensor]:
+        nonlocal kept
+        known = kept[1] if kept[0] is params else {}
+        images = {span.image.digest: span.image for span in batch.images}
+        encode_one = functools.partial(encode_image, spec, kernels, params, device=device)
+        found = {digest: known[digest] if digest in known else encode_one(image) for digest, image in images.items()}
+        kept = (params, found) if found else kept
+        return found
+
+    return encode
 
 
 _NO_ARRAYS = ("buffer", "n_tokens", "n_rows", "n_logits", "images")

@@ -163,7 +163,7 @@ def _tiny_tower(spec: VisionSpec) -> VisionSpec:
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
     """The worst deviation of logits, in standard deviations, over a prefill and steps that mix it with decoding."""
-    sides = [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
+    sides = _sides(kernels, device)
     forwards = [make_forward(spec, limits, each, where) for each, where in sides]
     kvs = [empty_kv(spec, limits, dtype, where) for _, where in sides]
     weights = [_weights(spec, each, dtype, where) for each, where in sides]
@@ -181,11 +181,16 @@ def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.d
 
 def _tower_deviation(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
     """The same of an image's features, since logits tell little of them."""
-    found: list[torch.Tensor] = []
-    for each, where in ((cast(Kernels, reference), torch.device("cpu")), (kernels, device)):
-        weights, picture = _weights(spec, each, dtype, where), _one_image(spec.vision, 600).placed[0].image
-        found.append(encode_image(spec.vision, each, weights["vision"], picture, where).float().cpu())
-    return float((found[0] - found[1]).abs().max() / found[0].std())
+    features, other = (
+        encode_image(spec.vision, each, _weights(spec, each, dtype, where)["vision"], _picture(spec.vision), where)
+        for each, where in _sides(kernels, device)
+    )
+    return float((features - other.cpu()).abs().max() / features.std())
+
+
+def _sides(kernels: Kernels, device: torch.device) -> list[tuple[Kernels, torch.device]]:
+    """What is compared: the reference on the CPU, and the device."""
+    return [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
 
 
 def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:
@@ -203,15 +208,20 @@ def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:
     greedy = SamplingParams(temperature=0, max_tokens=3)
     prompts = [random.integers(0, limits.vocab_size, length) for length in (560, 3, 600)]
     seen = [None, None, _one_image(spec.vision, 600) if spec.vision else None]
-    requests = [request(i, prompt, greedy, media=seen[i]) for i, prompt in enumerate(prompts)]
+    requests = [
+        request(i, prompt, greedy, media=each) for i, (prompt, each) in enumerate(zip(prompts, seen, strict=True))
+    ]
     return submit(empty(limits), requests)
 
 
 def _one_image(spec: VisionSpec, n_prompt: int) -> Media:
-    """An image of noise, of 24 rows and columns of patches, in the last third of a prompt or as near as it fits; so
-    faint that what patches learn of each other shows."""
+    """A picture in the last third of a prompt, or as near to that as it fits."""
+    picture = _picture(spec)
+    return media([Placed(image=picture, start=min(2 * n_prompt // 3, n_prompt - picture.n_tokens))], n_prompt)
+
+
+def _picture(spec: VisionSpec) -> Image:
+    """Noise in 24 rows and columns of patches, so faint that what patches learn of each other shows."""
     side = -(-24 // spec.merge_size)
     shape = (side * spec.merge_size) ** 2, math.prod(spec.patch_shape)
-    patches = np.random.default_rng(1).standard_normal(shape, np.float32) / 10
-    start = min(2 * n_prompt // 3, n_prompt - side**2)
-    return media([Placed(image=image(patches, side, side), start=start)], n_prompt)
+    return image(np.random.default_rng(1).standard_normal(shape, np.float32) / 10, side, side)

@@ -51,6 +51,18 @@ def in_tower(name, faulty):
     return lambda patch: patch.setattr(operators, name, kernel)
 
 
+def altered_features(alter):
+    """Another order of what the decoder gets."""
+
+    def compiled(compute):
+        def run(params, caches, inputs):
+            return compute(params, caches, attrs.evolve(inputs, features=alter(inputs.features)))
+
+        return run
+
+    return lambda patch: patch.setattr(operators, "compiled", compiled)
+
+
 FAULTS = {
     "the scale left out": altered_in_tower(softmax_scale=1.0),
     "the scale of filled heads": altered_in_tower(softmax_scale=128**-0.5),
@@ -60,6 +72,9 @@ FAULTS = {
     "heads not filled up": lambda patch: patch.setattr(operators, "filled_head_dim", lambda head_dim: head_dim),
     "the mean of all patches": in_tower("vision_attention", lambda q, k, v, scale: v.mean(0).expand_as(v)),
     "K and V swapped": in_tower("vision_attention", lambda q, k, v, scale: reference.vision_attention(q, v, k, scale)),
+    "DeepStack after the other layers": altered_features(lambda levels: (levels[0], *levels[:0:-1])),
+    "DeepStack one layer late": altered_features(lambda levels: (levels[0], 0 * levels[1], levels[1])),
+    "no DeepStack": altered_features(lambda levels: levels[:1]),
     "no rope": in_tower("rotary", lambda q, k, cos, sin: (q, k)),
     "the other way round in the rope": in_tower("rotary", lambda q, k, cos, sin: reference.rotary(q, k, cos, -sin)),
 }
@@ -81,14 +96,14 @@ HEIGHT_AND_WIDTH_SWAPPED = tuple((0, 2, 1)[axis] for axis in SPEC.rope_axes)
 OTHER_SPECS = {
     "height and width swapped": attrs.evolve(SPEC, rope_axes=HEIGHT_AND_WIDTH_SWAPPED),
     "axes in a row": attrs.evolve(SPEC, rope_axes=tuple(sorted(SPEC.rope_axes))),
-    "DeepStack after the other layers": attrs.evolve(
+    "the other layer's projection": attrs.evolve(
         SPEC, vision=attrs.evolve(SPEC.vision, deepstack_layers=SPEC.vision.deepstack_layers[::-1])
     ),
 }
 
 
 @pytest.mark.parametrize("other", OTHER_SPECS.values(), ids=OTHER_SPECS)
-def test_another_place_for_features_is_caught(other):
+def test_another_spec_is_caught(other):
     with emulation.fp32_arithmetic():
         assert compare(SEEING, tested_spec=other).deviation > 10 * TOLERANCE
 
