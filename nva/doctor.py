@@ -237,6 +237,7 @@ class _Example:
     n_kv_heads: int = 8
     head_dim: int = 128
     windows: tuple[int | None, ...] = (None,)
+    vision: None = None
 
 
 def about_modes(torch: Mapping[str, Any], cann: str | None) -> Iterator[Finding]:

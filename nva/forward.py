@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nva.kernels import Kernels, Layout
-from nva.models.decoder import Cache, Inputs, decode, rope_tables
+from nva.models.decoder import Cache, Inputs, decode, rope_axes, rope_tables
 from nva.models.params import Params
 from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
@@ -77,7 +77,7 @@ def make_forward(
     It is compiled if the kernels gain by it, once per shape of the batch, unless enforce_eager forbids it.
     """
     device = torch.device(device)
-    tables = rope_tables(spec, limits.max_model_len, device)
+    tables, axes = rope_tables(spec, limits.max_model_len, device), rope_axes(spec, device)
     n_scratch_slots = limits.n_scratch * limits.block_size
     spread = make_spread(spec.vision, kernels, device) if spec.vision else None
     compute = functools.partial(decode, spec, kernels)
@@ -97,10 +97,12 @@ def make_forward(
             logit_index=arrays["logit_index"],
             attention=kernels.attention_inputs(_layout(on_host), _layout(arrays), caches[0][0]),
             rope_tables=tables,
+            rope_axes=axes,
             # Padding, and nothing else, is written to the scratch blocks.
             is_padding=arrays["slots"] < n_scratch_slots if any(spec.experts) else None,
         )
-        if batch.images:
+        # Where shapes are padded, they are compiled: images that come and go must not make other graphs.
+        if spread and (batch.images or limits.token_buckets):
             features, is_image = spread(params["vision"], batch)
             inputs = attrs.evolve(inputs, features=features, is_image=is_image)
         logits = compute(params, caches, inputs)
@@ -110,20 +112,13 @@ def make_forward(
 
 
 def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
-    """A function that gives the features of a batch's images at its tokens [1 + n_deepstack, T, H], and which those
+    """A function that gives the features of a batch's images at its tokens, 1 + n_deepstack of [T, H], and which those
     tokens are [T, 1]. It takes the vision tower's parameters and the batch.
-
-    It keeps the features of the last batch that had images, since a chunk that ends inside one is followed by another.
     """
-    kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
+    encode = make_encode(spec, kernels, device)
 
-    def spread(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        nonlocal kept
-        known = kept[1] if kept[0] is params else {}
-        images = {span.image.digest: span.image for span in batch.images}
-        encode = functools.partial(encode_image, spec, kernels, params, device=device)
-        found = {digest: known[digest] if digest in known else encode(image) for digest, image in images.items()}
-        kept = params, found
+    def spread(params: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+        found = encode(params, batch)
         n_levels, n_tokens = 1 + len(spec.deepstack_layers), len(batch.token_ids)
         features = params["grid"].new_zeros(n_levels, n_tokens, spec.out_size)
         is_image = torch.zeros(n_tokens, 1, dtype=torch.bool, device=device)
@@ -131,9 +126,29 @@ def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
             at = slice(span.packed, span.packed + span.count)
             features[:, at] = found[span.image.digest][:, span.first : span.first + span.count]
             is_image[at] = True
-        return features, is_image
+        return features.unbind(0), is_image
 
     return spread
+
+
+def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
+    """A function that gives the features of a batch's images by their digests, [1 + n_deepstack, n_tokens, H] each.
+
+    It keeps those of the last batch that had images, since a chunk that ends inside one is followed by another. The
+    tower is never compiled: its shapes are the sizes of images, and each occurs a few times at most.
+    """
+    kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
+
+    def encode(params: Params, batch: Batch) -> dict[bytes, Tensor]:
+        nonlocal kept
+        known = kept[1] if kept[0] is params else {}
+        images = {span.image.digest: span.image for span in batch.images}
+        encode_one = functools.partial(encode_image, spec, kernels, params, device=device)
+        found = {digest: known[digest] if digest in known else encode_one(image) for digest, image in images.items()}
+        kept = (params, found) if found else kept
+        return found
+
+    return encode
 
 
 _NO_ARRAYS = ("buffer", "n_tokens", "n_rows", "n_logits", "images")

@@ -8,6 +8,7 @@ Read next: state/media.py for what comes out; models/vision.py, which looks at i
 from __future__ import annotations
 
 import functools
+import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,19 @@ def place_images(ids: Sequence[int], images: Sequence[Image], reader: ImageReade
             placed.append(Placed(image=images[len(placed)], start=len(expanded)))
         expanded += [each] * (placed[-1].image.n_tokens if each == token else 1)
     return expanded, media(placed, len(expanded)) if placed else None
+
+
+def largest_image(reader: ImageReader, max_tokens: int) -> Image:
+    """An empty image of the size that its processor scales larger ones down to, or of max_tokens if that is less."""
+    spec, path = reader.spec, reader.folder / CONFIG
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    n_pixels = config.get("max_pixels") or config.get("size", {}).get("longest_edge")  # of the whole image, both times
+    if n_pixels is not None:
+        max_tokens = min(max_tokens, n_pixels // (spec.merge_size**2 * math.prod(spec.patch_shape[2:])))
+    n_rows = max(1, math.isqrt(max_tokens))
+    n_columns = max(1, max_tokens // n_rows)
+    patches = np.zeros((n_rows * n_columns * spec.merge_size**2, math.prod(spec.patch_shape)), np.float32)
+    return Image(patches=patches, n_rows=n_rows, n_columns=n_columns, digest=b"")
 
 
 def read_image(reader: ImageReader, source: Any) -> Image:

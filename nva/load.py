@@ -17,7 +17,7 @@ import torch
 from attrs.validators import optional
 
 from nva.forward import KV, Forward, empty_kv, make_forward
-from nva.images import ImageReader
+from nva.images import ImageReader, largest_image
 from nva.kernels import GRAPHS, Kernels, backend, place
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
 from nva.models.params import Params
@@ -139,9 +139,11 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     self_check(spec, kernels, dtype, device)
     params = load_params(checkpoint, dtype, device, kernels)
     limits = _limits(spec, chosen, kernels)
+    reader = ImageReader(folder=folder, spec=spec.vision) if spec.vision else None
     if chosen.n_blocks is None:
         if where.startswith("npu"):
-            run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device)
+            largest = largest_image(reader, limits.max_model_len) if reader else None
+            run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
         limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, kernels.cache_memory(device)))
     forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
     kv = empty_kv(spec, limits, dtype, device)
@@ -156,7 +158,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         kv=kv,
         state=empty(limits, chosen.policy, chosen.seed),
         tokenizer=tokenizer,
-        reader=ImageReader(folder=folder, spec=spec.vision) if spec.vision else None,
+        reader=reader,
         detokenizer=detokenizer(tokenizer),
         eos_ids=checkpoint.eos_ids | _eos_ids(tokenizer),
         defaults=_defaults(checkpoint.generation_config),

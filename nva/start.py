@@ -8,6 +8,7 @@ Read next: load.py, which calls these; kernels/npu, the device that needs them.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import cast
 
@@ -19,10 +20,12 @@ from tqdm import tqdm
 from nva.forward import KV, Forward, empty_kv, make_forward
 from nva.kernels import Kernels, backend, reference
 from nva.models.params import Params, random_params
-from nva.models.spec import ModelSpec
+from nva.models.spec import ModelSpec, VisionSpec
+from nva.models.vision import encode_image
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty, is_busy
-from nva.state.plan import Batch, no_copies
+from nva.state.media import Image, Media, Placed, image, media
+from nva.state.plan import Batch, ImageSpan, no_copies
 from nva.state.request import SamplingParams, request
 from nva.steps.commit import commit
 from nva.steps.pack import pack
@@ -83,13 +86,24 @@ def warm_up(forward: Forward, params: Params, kv: KV, limits: Limits) -> KV:
 
 
 def run_largest(
-    spec: ModelSpec, limits: Limits, kernels: Kernels, params: Params, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    limits: Limits,
+    kernels: Kernels,
+    params: Params,
+    dtype: torch.dtype,
+    device: torch.device,
+    largest: Image | None = None,
 ) -> None:
-    """Run the largest step with a cache just large enough, so that memory free afterwards is free for the cache."""
+    """Run the largest step, with the largest image if the model sees, and a cache just large enough, so that memory
+    free afterwards is free for the cache."""
     n_tokens, n_rows = limits.max_batched_tokens, min(limits.max_rows, limits.max_batched_tokens)
     limits = attrs.evolve(limits, n_blocks=blocks_for(n_tokens, limits.block_size))
     forward = make_forward(spec, limits, kernels, device)
-    forward(params, empty_kv(spec, limits, dtype, device), filled_batch(limits, n_tokens, n_rows))
+    batch = filled_batch(limits, n_tokens, n_rows)
+    if largest:
+        span = ImageSpan(image=largest, first=0, packed=0, count=min(n_tokens, largest.n_tokens))
+        batch = attrs.evolve(batch, images=(span,))
+    forward(params, empty_kv(spec, limits, dtype, device), batch)
 
 
 def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
@@ -107,14 +121,18 @@ def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: to
         block_size=kernels.block_size,
         max_rows=3,
         max_batched_tokens=1024,
+        position_axes=3 if tiny.rope_axes else 1,
         token_buckets=(16, 600, 1024),
         row_buckets=(4,),
     )
     deviation = _deviation(tiny, limits, kernels, dtype, device)
+    if tiny.vision:
+        deviation = np.maximum(deviation, _tower_deviation(tiny, kernels, dtype, device))
     if not deviation < TOLERANCE[dtype]:
         raise RuntimeError(
             f"the device computes something else than the reference: logits of a tiny model with this model's heads "
-            f"({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}) are {deviation:.2g} standard deviations off. "
+            f"({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}), or what it makes of an image, are "
+            f"{deviation:.2g} standard deviations off. "
             "Run `nva doctor`; try graph='eager'; see Troubleshooting in docs/npu.md"
         )
 
@@ -130,16 +148,26 @@ def _tiny(spec: ModelSpec) -> ModelSpec:
     kinds = list(dict.fromkeys(zip(spec.rope_ids, windows, experts, strict=True)))
     layers = dict(zip(("rope_ids", "windows", "experts"), zip(*kinds, strict=True), strict=True))
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    return attrs.evolve(spec, **sizes, n_layers=len(kinds), rope_axes=(), vision=None, **layers)
+    vision = spec.vision and _tiny_tower(spec.vision)
+    return attrs.evolve(spec, **sizes, n_layers=len(kinds), vision=vision, **layers)
+
+
+def _tiny_tower(spec: VisionSpec) -> VisionSpec:
+    """One layer of two of a tower's heads, read by DeepStack if the tower has that."""
+    width = 2 * spec.hidden_size // spec.n_heads
+    sizes = {"n_layers": 1, "n_heads": 2, "hidden_size": width, "intermediate_size": 64, "out_size": 64}
+    return attrs.evolve(
+        spec, **sizes, grid_side=min(spec.grid_side, 8), deepstack_layers=spec.deepstack_layers and (0,)
+    )
 
 
 def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
     """The worst deviation of logits, in standard deviations, over a prefill and steps that mix it with decoding."""
-    sides = [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
+    sides = _sides(kernels, device)
     forwards = [make_forward(spec, limits, each, where) for each, where in sides]
     kvs = [empty_kv(spec, limits, dtype, where) for _, where in sides]
     weights = [_weights(spec, each, dtype, where) for each, where in sides]
-    state, worst = _three_prompts(limits), 0.0
+    state, worst = _three_prompts(spec, limits), 0.0
     while is_busy(state):
         state, plan = schedule(state)
         batch, draw = pack(state, plan)
@@ -151,15 +179,49 @@ def _deviation(spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.d
     return float(worst)
 
 
+def _tower_deviation(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> float:
+    """The same of an image's features, since logits tell little of them."""
+    features, other = (
+        encode_image(spec.vision, each, _weights(spec, each, dtype, where)["vision"], _picture(spec.vision), where)
+        for each, where in _sides(kernels, device)
+    )
+    return float((features - other.cpu()).abs().max() / features.std())
+
+
+def _sides(kernels: Kernels, device: torch.device) -> list[tuple[Kernels, torch.device]]:
+    """What is compared: the reference on the CPU, and the device."""
+    return [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
+
+
 def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:
     """The same random weights on every device."""
     params = random_params(spec, dtype, torch.Generator().manual_seed(0), kernels, std=0.2)
     return torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), params)
 
 
-def _three_prompts(limits: Limits) -> EngineState:
-    """Requests of unequal lengths, the longest beyond 512 tokens, the last a step or two behind the first."""
+def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:
+    """Requests of unequal lengths, the longest beyond 512 tokens, the last a step or two behind the first.
+
+    The last sees an image if the model does, of more than 512 patches, which its first step cuts.
+    """
     random = np.random.default_rng(0)
     greedy = SamplingParams(temperature=0, max_tokens=3)
     prompts = [random.integers(0, limits.vocab_size, length) for length in (560, 3, 600)]
-    return submit(empty(limits), [request(i, prompt, greedy) for i, prompt in enumerate(prompts)])
+    seen = [None, None, _one_image(spec.vision, 600) if spec.vision else None]
+    requests = [
+        request(i, prompt, greedy, media=each) for i, (prompt, each) in enumerate(zip(prompts, seen, strict=True))
+    ]
+    return submit(empty(limits), requests)
+
+
+def _one_image(spec: VisionSpec, n_prompt: int) -> Media:
+    """A picture in the last third of a prompt, or as near to that as it fits."""
+    picture = _picture(spec)
+    return media([Placed(image=picture, start=min(2 * n_prompt // 3, n_prompt - picture.n_tokens))], n_prompt)
+
+
+def _picture(spec: VisionSpec) -> Image:
+    """Noise in 24 rows and columns of patches, so faint that what patches learn of each other shows."""
+    side = -(-24 // spec.merge_size)
+    shape = (side * spec.merge_size) ** 2, math.prod(spec.patch_shape)
+    return image(np.random.default_rng(1).standard_normal(shape, np.float32) / 10, side, side)

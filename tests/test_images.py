@@ -18,7 +18,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoImageProcessor, PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
 import nva
-from nva.images import encode_prompt, image_sources
+from nva.images import ImageReader, encode_prompt, image_sources, largest_image, read_image
+from nva.models.registry import read_model
 from nva.state.engine import check
 from nva.state.media import positions_between
 from tests.models.test_qwen3_vl import IMAGE, TEXT, build
@@ -42,9 +43,12 @@ GREEDY = nva.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3-VL with a tokenizer of 97 characters, a chat template and an image processor."""
-    path = tmp_path_factory.mktemp("qwen3_vl")
-    build(path)
+    return servable(tmp_path_factory.mktemp("qwen3_vl"))
+
+
+def servable(path: Path, **text_config: Any) -> Path:
+    """A random Qwen3-VL in the folder, with a tokenizer of 97 characters, a chat template and an image processor."""
+    build(path, **text_config)
     vocab = {SPECIAL.get(i, chr(0x4E00 + i)): i for i in range(TEXT["vocab_size"])}
     characters = Tokenizer(models.WordLevel(vocab, unk_token=chr(0x4E00)))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -245,3 +249,34 @@ def test_a_checkpoint_without_a_processor_reads_text(folder: Path, tmp_path: Pat
     assert len(nva.generate(engine, [text(0, 3)], GREEDY)) == 1
     with pytest.raises(ValueError, match=r"has no preprocessor_config\.json.*download it"):
         nva.generate(engine, [prompt(picture(0))], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_tokens", "expected"),
+    [
+        (PREPROCESSOR, 80, (4, 4)),
+        (PREPROCESSOR, 7, (2, 3)),
+        ({"max_pixels": 40 * 24}, 80, (3, 5)),
+        ({}, 50, (7, 7)),
+        ({"max_pixels": 1}, 80, (1, 1)),
+    ],
+)
+def test_the_largest_image(
+    folder: Path, tmp_path: Path, config: dict[str, Any], max_tokens: int, expected: Any
+) -> None:
+    """What the processor makes of a huge picture; without a limit of its own, what a prompt may hold."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
+    assert spec is not None
+    image = largest_image(ImageReader(folder=tmp_path, spec=spec), max_tokens)
+    assert (image.n_rows, image.n_columns) == expected
+    assert image.patches.shape == (4 * image.n_tokens, 96)
+    if config is PREPROCESSOR and max_tokens > 16:
+        made = read_image(ImageReader(folder=folder, spec=spec), picture(0, 300, 300))
+        assert made.patches.shape == image.patches.shape
+
+
+def test_without_a_processor_a_prompt_bounds_the_largest_image(folder: Path, tmp_path: Path) -> None:
+    spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
+    assert spec is not None
+    assert largest_image(ImageReader(folder=tmp_path, spec=spec), 10).n_tokens == 9

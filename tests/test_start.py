@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from nva.forward import empty_kv, make_forward
 from nva.kernels import reference
 from nva.models import ModelSpec, RopeSpec, random_params
-from nva.models.spec import ExpertSpec
-from nva.start import filled_batch, self_check, shapes, warm_up
+from nva.models.spec import ExpertSpec, VisionSpec
+from nva.start import filled_batch, run_largest, self_check, shapes, warm_up
 from nva.state.config import Limits
+from nva.state.media import Image
 
 ROPE = RopeSpec(kind="default", theta=1e4, dim=16, max_position=256, original_max_position=256)
 SPEC = ModelSpec(
@@ -80,8 +81,15 @@ MANY = ExpertSpec(n_experts=128, n_active=8, intermediate_size=768, shared_size=
 MOE = attrs.evolve(SPEC, experts=(None, MANY))
 
 
+TOWER = VisionSpec(
+    n_layers=24, hidden_size=1152, n_heads=16, intermediate_size=4304, patch_shape=(3, 2, 16, 16), merge_size=2,
+    grid_side=48, out_size=32, deepstack_layers=(8, 16), rope_theta=1e4, image_token=3,
+)  # fmt: skip
+SEEING = attrs.evolve(SPEC, qk_norm=True, rope_axes=(0, 1, 2, 0, 1, 2, 0, 0), vision=TOWER)
+
+
 def test_a_device_that_computes_the_same_passes():
-    for spec in (SPEC, MOE):
+    for spec in (SPEC, MOE, SEEING):
         for dtype in reference.dtypes:
             self_check(spec, wrong(), dtype, CPU)
 
@@ -113,3 +121,53 @@ def test_a_device_that_computes_something_else_is_refused(kernels):
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(RuntimeError, match="something else than the reference"):
             self_check(SPEC, kernels, dtype, CPU)
+
+
+def dtyped(function):
+    return lambda q, k, v, scale: function(q, k, v, scale).to(q.dtype)
+
+
+@pytest.mark.parametrize(
+    "vision_attention",
+    [
+        dtyped(lambda q, k, v, scale: v.float().mean(0).expand(v.shape)),
+        dtyped(lambda q, k, v, scale: reference.vision_attention(q, k, v, 1.5 * scale)),
+        dtyped(lambda q, k, v, scale: reference.vision_attention(q, k[:512], v[:512], scale)),
+        dtyped(lambda q, k, v, scale: reference.vision_attention(q, v, k, scale)),
+        dtyped(lambda q, k, v, scale: q * torch.nan),
+    ],
+    ids=["mean", "scale", "512 patches", "K and V swapped", "NaN"],
+)
+def test_a_device_that_sees_something_else_is_refused(vision_attention):
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="what it makes of an image"):
+            self_check(SEEING, wrong(vision_attention=vision_attention), dtype, CPU)
+
+
+def test_a_device_that_puts_images_nowhere_is_refused():
+    """A tower that is right says nothing of what reads its features."""
+
+    def without_images(compute):
+        def run(params, caches, inputs):
+            features = tuple(map(torch.zeros_like, inputs.features))
+            return compute(params, caches, attrs.evolve(inputs, features=features))
+
+        return run
+
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="something else than the reference"):
+            self_check(SEEING, wrong(compiled=without_images), dtype, CPU)
+
+
+def test_the_largest_step_has_the_largest_image():
+    seen = []
+
+    def watched(q, k, v, scale):
+        seen.append(len(q))
+        return reference.vision_attention(q, k, v, scale)
+
+    spec = attrs.evolve(SEEING, vision=attrs.evolve(TOWER, n_layers=1, hidden_size=64, deepstack_layers=()))
+    params = random_params(spec, torch.float32, torch.Generator())
+    largest = Image(patches=np.zeros((4 * 70, 1536), np.float32), n_rows=7, n_columns=10, digest=b"")
+    run_largest(spec, limits(position_axes=3), wrong(vision_attention=watched), params, torch.float32, CPU, largest)
+    assert seen == [4 * 70]

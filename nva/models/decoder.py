@@ -36,8 +36,9 @@ class Inputs:
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
     rope_tables: Turns
+    rope_axes: Tensor | None = None  # [3, 1, dim / 2] float32, for a model with positions on three axes
     is_padding: Tensor | None = None  # [T] bool, for a model with experts
-    features: Tensor | None = None  # [1 + n_deepstack, T, H] where tokens show an image, 0 elsewhere
+    features: tuple[Tensor, ...] | None = None  # 1 + n_deepstack of [T, H], where tokens show an image, 0 elsewhere
     is_image: Tensor | None = None  # [T, 1] bool
 
 
@@ -47,13 +48,19 @@ def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Tu
     return tuple((cos.to(device), sin.to(device)) for cos, sin in tables)
 
 
+def rope_axes(spec: ModelSpec, device: torch.device) -> Tensor | None:
+    """[3, 1, dim / 2] float32: 1 where a pair turns by its token's position on that axis, 0 elsewhere."""
+    axes = torch.tensor(spec.rope_axes, dtype=torch.int64)
+    return torch.eye(3)[:, axes].unsqueeze(1).to(device) if spec.rope_axes else None
+
+
 def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs) -> Tensor:
     """Logits [L, vocab_size] float32 at inputs.logit_index; the tokens' keys and values go into the caches.
 
     `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
     """
     residual = _embedding(spec, params["embed"], inputs)
-    turns = _gather_turns(spec, inputs, residual.dtype)
+    turns = _gather_turns(inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
     x = kernels.rms_norm(residual, norms[0], *_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
@@ -75,7 +82,7 @@ def _embedding(spec: ModelSpec, table: Tensor, inputs: Inputs) -> Tensor:
     return x if inputs.features is None else torch.where(inputs.is_image, inputs.features[0], x)
 
 
-def _with_features(x: Tensor, features: Tensor | None, level: int) -> Tensor:
+def _with_features(x: Tensor, features: tuple[Tensor, ...] | None, level: int) -> Tensor:
     """What a layer adds, and what an image adds after it."""
     return x if features is None or level >= len(features) else x + features[level]
 
@@ -95,15 +102,13 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
-def _gather_turns(spec: ModelSpec, inputs: Inputs, dtype: torch.dtype) -> Turns:
+def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> Turns:
     """cos and sin at the tokens' positions, in the model's dtype. With several axes each pair has its own position."""
 
     def gather(table: Tensor) -> Tensor:
-        if spec.rope_axes:
-            axes = torch.tensor(spec.rope_axes, device=table.device)
-            half = table.gather(0, inputs.positions[axes].t().long())
-        else:
-            half = table.index_select(0, inputs.positions)
+        half = table.index_select(0, inputs.positions.flatten())
+        if inputs.rope_axes is not None:  # two of three products are zeros, so the sum is exact
+            half = (half.unflatten(0, (3, -1)) * inputs.rope_axes).sum(0)
         return torch.cat([half] * 2, dim=-1).to(dtype)
 
     return tuple((gather(cos), gather(sin)) for cos, sin in inputs.rope_tables)

@@ -12,7 +12,7 @@ import attrs
 from nva.models.config import Config, read_experts, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.registry import LOGITS, register
+from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec, VisionSpec
 
 _TOWER, _LAYER = "model.visual.", "model.visual.blocks.{layer}."
@@ -52,13 +52,13 @@ QWEN3_VL_WEIGHTS = Weights(
 )
 
 
-@register("Qwen3VLForConditionalGeneration", verified=[LOGITS])
+@register("Qwen3VLForConditionalGeneration", verified=[LOGITS, EMULATED])
 def qwen3_vl(config: Config) -> tuple[ModelSpec, Weights]:
     """The settings of the text model and of the tower stand in configs of their own."""
     return _with_tower(config, {}), QWEN3_VL_WEIGHTS
 
 
-@register("Qwen3VLMoeForConditionalGeneration", verified=[LOGITS])
+@register("Qwen3VLMoeForConditionalGeneration", verified=[LOGITS, EMULATED])
 def qwen3_vl_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """The weights of a token's experts always sum to 1."""
     text = {**required(config, "text_config"), "norm_topk_prob": True}

@@ -9,11 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nva.kernels import backend
-from nva.kernels.npu.support import MODES, Installation, Route, attention_route, choose_mode, parse_version, refusals
+from nva.kernels.npu.support import (
+    MODES,
+    Installation,
+    Route,
+    attention_route,
+    choose_mode,
+    filled_head_dim,
+    parse_version,
+    refusals,
+)
 
 
-def heads(n_heads=8, n_kv_heads=2, head_dim=128, window=None):
-    return types.SimpleNamespace(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, windows=(None, window))
+def heads(n_heads=8, n_kv_heads=2, head_dim=128, window=None, tower=None):
+    vision = tower and types.SimpleNamespace(hidden_size=4 * tower, n_heads=4)
+    return types.SimpleNamespace(
+        n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, windows=(None, window), vision=vision
+    )
 
 
 GROUPED, WINDOWED, EVEN, WIDE = heads(), heads(window=4096), heads(n_kv_heads=8), heads(head_dim=256)
@@ -55,6 +67,7 @@ def test_attention_route(cann, model, expected):
     ("found", "model", "mode", "reason"),
     [
         (Installation(), GROUPED, "aclgraph", "supports it"),
+        (Installation(), heads(tower=128), "aclgraph", "supports it"),
         (Installation(has_npugraph_ex=False), GROUPED, "ge", "npugraph_ex"),
         (Installation(has_npugraph_ex=False, cann=(8, 3)), GROUPED, "eager", "tensor lengths"),
         (Installation(has_npugraph_ex=False, has_torchair=False), GROUPED, "eager", "torchair"),
@@ -69,6 +82,8 @@ def test_auto_takes_what_works_and_says_why(found, model, mode, reason):
 def test_what_will_not_work_is_refused_with_a_reason():
     with pytest.raises(ValueError, match="graph='ge' won't work here: .* tensor lengths; graph='auto'"):
         choose_mode("ge", Installation(cann=(8, 3)), GROUPED)
+    with pytest.raises(ValueError, match="vision tower's heads of 144 are wider than 128"):
+        choose_mode("eager", Installation(), heads(tower=144))
     with pytest.raises(ValueError, match="npu_fused_infer_attention_score_v2"):
         choose_mode("auto", Installation(has_attention=False), GROUPED)
     with pytest.raises(ValueError, match="choose one of auto, eager, ge, aclgraph"):
@@ -79,7 +94,11 @@ def test_what_will_not_work_is_refused_with_a_reason():
     cann=st.none() | st.tuples(st.integers(7, 10), st.integers(0, 5)),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     model=st.builds(
-        heads, st.sampled_from([8, 64, 128]), st.sampled_from([1, 2, 8]), st.sampled_from([40, 64, 256, 512])
+        heads,
+        st.sampled_from([8, 64, 128]),
+        st.sampled_from([1, 2, 8]),
+        st.sampled_from([40, 64, 256, 512]),
+        tower=st.sampled_from([None, 72, 192]),
     ),
 )
 def test_every_installation_gets_a_mode_or_an_error(cann, flags, model):
@@ -114,10 +133,9 @@ def test_without_torch_npu_the_error_says_what_to_install():
         backend("npu", GROUPED)
 
 
-def test_a_model_that_sees_is_refused():
-    seeing = types.SimpleNamespace(vision=object(), **vars(GROUPED))
-    with pytest.raises(ValueError, match="can't run a vision tower yet"):
-        backend("npu", seeing)
+@pytest.mark.parametrize(("head_dim", "filled"), [(16, 64), (64, 64), (72, 128), (128, 128)])
+def test_heads_of_a_tower_are_filled_up(head_dim, filled):
+    assert filled_head_dim(head_dim) == filled
 
 
 def test_graph_modes_are_for_an_npu():

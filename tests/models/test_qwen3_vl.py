@@ -19,9 +19,11 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
+from nva.kernels import reference
 from nva.models import load_checkpoint, random_params
 from nva.models.checkpoint import SINGLE
 from nva.models.registry import read_model
+from nva.models.vision import encode_image
 from nva.state.media import Image, Media, Placed, image, media
 from tests.checkpoints import randomize
 from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
@@ -65,12 +67,13 @@ ROWS = [  # numbers are text tokens, pairs the rows and columns of an image
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
 
 
-def build(folder: Path, has_experts: bool = False) -> PreTrainedModel:
-    """A random checkpoint in the folder."""
+def build(folder: Path, has_experts: bool = False, **text: Any) -> PreTrainedModel:
+    """A random checkpoint in the folder, with some settings of its text model replaced."""
+    text = {**TEXT, **text}
     if has_experts:
-        config = Qwen3VLMoeConfig(text_config={**TEXT, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS)
+        config = Qwen3VLMoeConfig(text_config={**text, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS)
     else:
-        config = Qwen3VLConfig(text_config=TEXT, vision_config=VISION, **TOKENS)
+        config = Qwen3VLConfig(text_config=text, vision_config=VISION, **TOKENS)
     config._attn_implementation = "eager"
     model = (Qwen3VLMoeForConditionalGeneration if has_experts else Qwen3VLForConditionalGeneration)(config).eval()
     randomize(model, seed=0)
@@ -237,6 +240,18 @@ def test_a_checkpoint_of_transformers_4_is_read_too() -> None:
     old, _ = read_model({**CONFIG, "text_config": {**text, "rope_scaling": rope}, "vision_config": FULL})
     new, _ = read_model({**CONFIG, "text_config": {**TEXT, "rms_norm_eps": 1e-6}, "vision_config": FULL})
     assert old == new
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_tower_in_half_types_differs_by_rounding(subject: Subject, dtype: torch.dtype) -> None:
+    params = subject.params["vision"]
+    narrow = torch.utils._pytree.tree_map(lambda tensor: tensor.to(dtype), params)
+    seen = picture(np.random.default_rng(0), 3, 2)
+    whole, half = (
+        encode_image(subject.spec.vision, reference, each, seen, torch.device("cpu")) for each in (params, narrow)
+    )
+    assert half.dtype == dtype
+    assert float((whole - half).abs().max() / whole.std()) < 0.2
 
 
 def test_random_params_have_the_form_of_loaded_ones(subject: Subject) -> None:

@@ -18,8 +18,8 @@ import torch
 from torchair._ge_concrete_graph import auto_generated_ge_raw_ops as declarations
 from torchair.ge._ge_graph import _ge_proto_dtype_to_ge_dtype, ge_type_to_torch_type
 
+from tests.npu import ascend_ir_vision, emulation
 from tests.npu import emulated_experts as experts
-from tests.npu import emulation
 
 Tensor = torch.Tensor
 Outputs = Sequence[Tensor]
@@ -133,6 +133,10 @@ def reshape(x: Tensor, shape: Tensor, axis: int, num_axes: int) -> Outputs:
 
 def cast(x: Tensor, dst_type: int, **_: Any) -> Outputs:
     return [x.to(ge_type_to_torch_type(dst_type))]
+
+
+def select(condition: Tensor, **branches: Tensor) -> Outputs:
+    return [torch.where(condition, branches["then"], branches["else"])]
 
 
 def add(x1: Tensor, x2: Tensor) -> Outputs:
@@ -272,6 +276,7 @@ MEANINGS: dict[str, Callable[..., Outputs]] = {
     "Squeeze": squeeze,
     "Reshape": reshape,
     "Cast": cast,
+    "SelectV2": select,
     "Add": add,
     "Mul": mul,
     "Muls": muls,
@@ -295,4 +300,5 @@ MEANINGS: dict[str, Callable[..., Outputs]] = {
     "MoeFinalizeRoutingV2": finalize_routing,
     "ScatterPaKvCache": scatter_pa_kv_cache,
     "FusedInferAttentionScore": attention,
+    **ascend_ir_vision.MEANINGS,
 }

@@ -18,6 +18,7 @@ import torch
 import torch_npu  # noqa: F401 - defines the schemas
 
 from tests.npu import emulated_experts as experts
+from tests.npu import emulated_vision as vision
 from tests.npu.limits import FLOATS, HALVES, LimitError, limit
 
 __all__ = ["OPERATORS", "LimitError", "limit"]
@@ -57,7 +58,7 @@ def attention(
     block_size: int = 0,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """npu_fused_infer_attention_score_v2 in layout TND over a paged cache.
+    """npu_fused_infer_attention_score_v2 in layout TND over a paged cache; without a block table, vision.attention.
 
     query [T, Nq, D], key and value [NB, BS, Nk*D] -> [T, Nq, D], and an empty tensor.
     Query lengths are a running sum; KV lengths are per row, because there is a block table.
@@ -67,6 +68,11 @@ def attention(
     limit(input_layout == "TND", f"this emulation knows the layout TND, not {input_layout}")
     ends, lengths = list(actual_seq_qlen or ()), list(actual_seq_kvlen or ())
     check_query(query, num_query_heads, num_key_value_heads, ends)
+    if block_table is None:
+        limit(sparse_mode == 0 and atten_mask is None, "this emulation knows no mask without a block table")
+        limit(learnable_sink is None and not block_size, "without a block table, it knows no sinks and no block size")
+        out = vision.attention(query, key, value, ends, lengths, num_key_value_heads, softmax_scale)
+        return out, torch.zeros(0)
     check_cache(query, key, value, num_key_value_heads, block_size)
     check_rows(ends, lengths, block_table, key)
     check_mask(sparse_mode, atten_mask, pre_tokens, next_tokens)

@@ -19,6 +19,11 @@ EXPERT_KINDS = {
 the gate of what is shared; and the biases and scales that a grouped product doesn't have, of size 0."""
 
 
+SEEING_KINDS = {"ReduceSum", "SelectV2"}
+"""What images add: one of three positions for each pair of the rope; features in the place of embeddings. Their other
+levels are added as they come, by Add: none is cut out of another, which would be a copy."""
+
+
 def ge_counts(spec):
     """How often each of the NPU's operators occurs in a graph of this model."""
     n, n_ropes, n_gates = spec.n_layers, len(set(spec.ropes)), n_gated(spec)
@@ -37,9 +42,22 @@ def ge_counts(spec):
         "MoeInitRoutingV3": len(experts),
         "GroupedMatmul": 2 * len(experts),
         "MoeFinalizeRoutingV2": len(experts),
-        "ReduceSum": sum(each.normalize for each in experts),
+        "ReduceSum": sum(each.normalize for each in experts) + 2 * n_ropes * bool(spec.rope_axes),
         "Sigmoid": n_shared(spec),
+        "SelectV2": bool(spec.vision),
+        **({"Add": n_levels(spec) - 1} if spec.vision else {}),
     }
+
+
+def n_levels(spec):
+    """Inputs that hold features of images, for the embedding and for the layers that DeepStack adds to."""
+    return 1 + len(spec.vision.deepstack_layers) if spec.vision else 0
+
+
+def n_step_inputs(spec):
+    """Inputs of a step on a device: token ids, positions, slots, logit index, block tables; with experts, what is
+    padding; with images, their features and where they are."""
+    return 5 + any(spec.experts) + n_levels(spec) + bool(spec.vision)
 
 
 def n_shared(spec):
@@ -67,7 +85,7 @@ def n_products(spec):
 def ge_kinds(spec):
     """All kinds of operators that a graph may have. A scale of embeddings is a number, filled in."""
     scales = {"Fill", "Muls"} if spec.embed_scale != 1 else set()
-    return GE_KINDS | scales | (EXPERT_KINDS if any(spec.experts) else set())
+    return GE_KINDS | scales | (EXPERT_KINDS if any(spec.experts) else set()) | (SEEING_KINDS if spec.vision else set())
 
 
 def as_counted(caught):
@@ -90,6 +108,8 @@ def aclgraph_counts(spec):
         "npu.npu_moe_init_routing_v2.default": n_routed,
         "npu.npu_grouped_matmul.default": 2 * n_routed,
         "npu.npu_moe_finalize_routing.default": n_routed,
+        "aten.where.self": bool(spec.vision),
+        "aten.select.int": 0,  # of one level of features: each is an input of its own
         "aten.copy_.default": 0,  # of a whole cache, if the write had not been put back in place
         "aten.clone.default": 0,
     }

@@ -5,6 +5,7 @@ The law: both forwards get the same batches, and the reference's tokens decide h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -15,6 +16,7 @@ from nva.forward import Forward, empty_kv
 from nva.models import ModelSpec, Params
 from nva.state.config import Limits
 from nva.state.engine import check, empty, is_busy
+from nva.state.media import Image, Media, Placed, image, media
 from nva.state.request import Request, SamplingParams, request
 from nva.steps.commit import commit
 from nva.steps.pack import pack
@@ -43,6 +45,8 @@ class Report:
     n_hits: int = 0
     n_copies: int = 0
     n_preempted: int = 0
+    n_images: int = 0  # spans of images
+    n_cut: int = 0  # those that a step cut
     shapes: set[tuple[int, int, int]] = attrs.field(factory=set)  # tokens, rows, logits
 
 
@@ -55,6 +59,7 @@ def limits_for(spec: ModelSpec, **changes: int | tuple[int, ...]) -> Limits:
         "block_size": 128,
         "max_rows": 5,
         "max_batched_tokens": 256,
+        "position_axes": 3 if spec.rope_axes else 1,
         "token_buckets": (8, 64, 256),
         "row_buckets": (6,),
     }
@@ -62,17 +67,36 @@ def limits_for(spec: ModelSpec, **changes: int | tuple[int, ...]) -> Limits:
 
 
 def requests_for(spec: ModelSpec, n: int = 6) -> list[Request]:
-    """Prompts that are shorter than a block, longer than a chunk, equal in their first block, and sampled twice."""
+    """Prompts that are shorter than a block, longer than a chunk, equal in their first block, and sampled twice. If the
+    model sees, some have an image or two: one that chunks cut, one in what is equal, others in the last two."""
     random = np.random.default_rng(3)
     shared = random.integers(0, spec.vocab_size, 140)
     lengths = [3, 300, 129, 1, 60, 128][:n]
     prompts = [random.integers(0, spec.vocab_size, length) for length in lengths]
     prompts += [np.concatenate([shared, prompts[0]]), np.concatenate([shared, prompts[-1]])]
     samples = [1, 1, 2, 1, 1, 1, 1, 2]
+    seen = images_for(spec, [len(prompt) for prompt in prompts]) if spec.vision else [None] * len(prompts)
     return [
-        request(i, prompt, SamplingParams(temperature=0.8, seed=i, n=n, max_tokens=6))
-        for i, (prompt, n) in enumerate(zip(prompts, samples, strict=False))
+        request(i, prompt, SamplingParams(temperature=0.8, seed=i, n=n, max_tokens=6), media=each)
+        for i, (prompt, n, each) in enumerate(zip(prompts, samples, seen, strict=False))
     ]
+
+
+def images_for(spec: ModelSpec, lengths: Sequence[int]) -> list[Media | None]:
+    """The images of the prompts, given as prompt: [(start, rows, columns, which)]."""
+    placed = {1: [(110, 12, 13, 0)], 4: [(3, 2, 5, 1), (20, 4, 3, 2)], 6: [(9, 6, 7, 3)], 7: [(9, 6, 7, 3)]}
+    return [
+        media([Placed(image=picture(spec, *size), start=start) for start, *size in placed[i]], length)
+        if i in placed
+        else None
+        for i, length in enumerate(lengths)
+    ]
+
+
+def picture(spec: ModelSpec, n_rows: int, n_columns: int, seed: int) -> Image:
+    """An image of noise."""
+    shape = n_rows * n_columns * spec.vision.merge_size**2, math.prod(spec.vision.patch_shape)
+    return image(np.random.default_rng(seed).standard_normal(shape, np.float32), n_rows, n_columns)
 
 
 def compare(
@@ -114,4 +138,6 @@ def record(report: Report, plan: object, batch: object) -> None:
     report.n_hits += plan.n_hit
     report.n_copies += len(plan.copies)
     report.n_preempted += len(plan.preempted)
+    report.n_images += len(batch.images)
+    report.n_cut += sum(span.count < span.image.n_tokens for span in batch.images)
     report.shapes.add((len(batch.token_ids), len(batch.query_ends), len(batch.logit_index)))

@@ -55,6 +55,29 @@ MINICPM = {
     },
 }
 
+VISION = {
+    "depth": 2,
+    "hidden_size": 144,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [1, 0],
+}
+
+
+def seeing(vision, **text):
+    """A config of Qwen3-VL, whose text model and vision tower have configs of their own."""
+    rope = {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    text_config = {**BASE, "head_dim": 32, "rope_scaling": rope, "num_hidden_layers": 3, **text}
+    return {"text_config": text_config, "vision_config": {**VISION, **vision}, "image_token_id": 90}
+
+
+SEEING = "qwen3 vl, a tower with heads of 72"
+
 CONFIGS = {
     "llama": ("LlamaForCausalLM", {"rope_scaling": LLAMA3}),
     "llama, all biases, one KV head, tied": (
@@ -74,6 +97,11 @@ CONFIGS = {
     "qwen3 moe, all experts active": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32, "num_experts_per_tok": 6}),
     "qwen2 moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
+    SEEING: ("Qwen3VLForConditionalGeneration", seeing({})),
+    "qwen3 vl moe, a tower with heads of 64": (
+        "Qwen3VLMoeForConditionalGeneration",
+        seeing({"hidden_size": 128, "deepstack_visual_indexes": [1]}, **EXPERTS, num_hidden_layers=2),
+    ),
     "minicpm4": ("MiniCPMForCausalLM", MINICPM),
 }
 

@@ -103,7 +103,7 @@ ATTENTION_FAULTS = {
     "an int64 table": ({"block_table": torch.zeros(3, 2, dtype=torch.int64)}, "int32"),
     "a strided table": ({"block_table": torch.zeros(3, 4, dtype=torch.int32)[:, ::2]}, "contiguous"),
     "a flat table": ({"block_table": torch.zeros(3, dtype=torch.int32)}, "2 dimensions"),
-    "no table": ({"block_table": None}, "2 dimensions"),
+    "no table": ({"block_table": None}, "no mask without a block table"),
     "a block that isn't there": ({"block_table": torch.full((3, 2), N_BLOCKS, dtype=torch.int32)}, "block ids"),
     "block size": ({"block_size": 64}, "is the cache's"),
     "blocks of 16": (

@@ -17,7 +17,7 @@ from nva.kernels.npu import aclgraph, ge, graph
 from nva.models.decoder import decode
 from nva.start import filled_batch
 from tests.npu import emulation, folds, lowering, models
-from tests.npu.expected import aclgraph_counts, as_counted, ge_counts, ge_kinds
+from tests.npu.expected import aclgraph_counts, as_counted, ge_counts, ge_kinds, n_step_inputs
 from tests.npu.test_meaning import ALL_ACTIVE, TOLERANCE
 
 BUCKETS = {"token_buckets": (16, 256), "row_buckets": (6,)}
@@ -41,14 +41,15 @@ def test_graph_engine(name):
     with emulation.fp32_arithmetic():
         spec, report, found = run(name, ge)
     assert report.deviation < TOLERANCE
-    assert len(found) == len(report.shapes) == 2, "one compilation per shape, whatever the lengths"
+    assert len(found) == len(report.shapes) == 2, "one compilation per shape, whatever the lengths and images"
+    assert 0 < report.n_images < report.n_steps or not spec.vision, "steps with images and steps without"
     for caught in found:
         counts = as_counted(caught)
         assert ge_counts(spec) == {kind: counts.get(kind, 0) for kind in ge_counts(spec)}
         assert set(caught.counts) <= ge_kinds(spec)
         kinds = [info.value_type.name for info in caught.compiled._input_info_list]
-        n_step = 7 + any(spec.experts)  # with experts, what is padding
-        n_passed = 2 * spec.n_layers + n_step + 2 * len(spec.ropes) + 1  # caches, what a step brings, tables, mask
+        n_constants = 2 * spec.n_layers + 2 * len(spec.ropes) + bool(spec.rope_axes) + 1  # caches, tables, mask
+        n_passed = n_constants + n_step_inputs(spec) + 2  # the lengths are inputs too
         assert kinds.count("TENSOR") == n_passed, "weights are constants"
 
 
@@ -66,8 +67,7 @@ def test_aclgraph(name):
 
 def check_replay(spec, captured):
     """What a replay does: only the step's own inputs are copied in, and every attention gets new lengths."""
-    n_step_inputs = 5 + any(spec.experts)  # token ids, positions, slots, logit index, block tables; what is padding
-    assert len(captured.user_inputs_mapping) == n_step_inputs
+    assert len(captured.user_inputs_mapping) == n_step_inputs(spec)
     assert len(captured.mutated_user_inputs) == 2 * spec.n_layers
     assert captured.unupdated_sym_input_index == []  # so one capture per shape
     rulers = captured.ops_update_rulers
@@ -76,7 +76,9 @@ def check_replay(spec, captured):
 
 
 @pytest.mark.parametrize("kernels", [ge, aclgraph], ids=["ge", "aclgraph"])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3, heads wider than the model, tied", ALL_ACTIVE, "gemma3", "minicpm4"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3, heads wider than the model, tied", ALL_ACTIVE, "gemma3", "minicpm4", models.SEEING]
+)
 def test_half_types_lower_as_they_are(name, kernels):
     """In bfloat16 the graphs differ (a bias joins its product, logits are cast); all limits on types hold in them."""
     spec, report, found = run(name, kernels, torch.bfloat16, token_buckets=(256,))
@@ -85,7 +87,7 @@ def test_half_types_lower_as_they_are(name, kernels):
     if kernels is ge:
         counts = as_counted(found[0])
         assert ge_counts(spec) == {kind: counts.get(kind, 0) for kind in ge_counts(spec)}
-        assert set(counts) <= ge_kinds(spec) - {"Add"}
+        assert set(counts) <= ge_kinds(spec) - (set() if spec.vision else {"Add"})
 
 
 def test_more_shapes_than_torch_allows_by_itself():
@@ -169,6 +171,6 @@ def test_graphs_are_kept_and_found_again(tmp_path, monkeypatch):
     """With NVA_GRAPH_CACHE a second engine compiles nothing and computes the same; another model compiles its own."""
     monkeypatch.setenv("NVA_GRAPH_CACHE", str(tmp_path))
     with emulation.fp32_arithmetic():
-        runs = [run(name, ge) for name in ("llama", "llama", "qwen2")]
-    assert [len(found) for _, _, found in runs] == [2, 0, 2]
+        runs = [run(name, ge) for name in ("llama", "llama", "qwen2", models.SEEING, models.SEEING)]
+    assert [len(found) for _, _, found in runs] == [2, 0, 2, 2, 0]
     assert all(report.deviation < TOLERANCE for _, report, _ in runs)

@@ -5,16 +5,21 @@ Not run here, ever: placement of tensors, memory asked of a device, capture and 
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 import nva
+from nva import forward
 from nva.kernels.npu import device, operators
 from nva.models.registry import EMULATED, VERIFIED
 from nva.start import self_check, shapes
 from tests.npu import lowering
 from tests.npu.models import CONFIGS, tiny_spec
+from tests.test_images import picture, prompt, servable, text
 
+run = sys.modules["nva.run"]  # nva.run is the function
 PROMPTS = ["The capital of France is", "One, two, three, four,"]
 SMALL = {"max_model_len": 256, "max_rows": 4, "max_batched_tokens": 64}
 
@@ -78,6 +83,59 @@ def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device,
     monkeypatch.setattr(operators, "attention", forgetful)
     with pytest.raises(RuntimeError, match="computes something else than the reference"):
         nva.load(str(demo_model), device="npu", dtype="bfloat16", graph="eager")
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory):
+    """Qwen3-VL with heads that the attention kernel takes."""
+    rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    return servable(tmp_path_factory.mktemp("qwen3_vl"), head_dim=32, rope_parameters=rope)
+
+
+MIXED = [
+    prompt(text(0, 6), picture(0), text(1, 3)),
+    text(4, 11),
+    prompt(picture(1, 30, 12), picture(2), text(2, 2)),
+]
+
+
+def load_small(model, **options):
+    """An engine whose steps are shorter than an image."""
+    return nva.load(str(model), max_model_len=80, max_rows=4, max_batched_tokens=12, dtype="float16", **options)
+
+
+def logprobs(engine):
+    """Of the tokens of texts and images mixed, and of what follows them."""
+    params = nva.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=0, logprobs=0)
+    answers = nva.generate(engine, MIXED, params)
+    entries = [entry for answer in answers for entry in (*answer.prompt_logprobs[1:], *answer.logprobs)]
+    return torch.tensor([entry.logprob for entry in entries])
+
+
+@pytest.mark.parametrize("graph", ["eager", "ge", "aclgraph"])
+def test_images_and_texts_together(seeing_model, emulated_device, monkeypatch, graph):
+    encode, pack, n_patches, cut = forward.encode_image, run.pack, [], []
+
+    def watched_encode(spec, kernels, params, image, device):
+        n_patches.append(len(image.patches))
+        return encode(spec, kernels, params, image, device)
+
+    def watched_pack(state, plan):
+        batch, draw = pack(state, plan)
+        cut.extend(span.count < span.image.n_tokens for span in batch.images)
+        return batch, draw
+
+    monkeypatch.setattr(forward, "encode_image", watched_encode)
+    monkeypatch.setattr(run, "pack", watched_pack)
+    with lowering.caught() as found:
+        engine = load_small(seeing_model, device="npu", graph=graph)
+        assert n_patches[-1] == 4 * 16, "the largest that the processor makes, when memory was measured"
+        n_compiled = len(found)
+        ours = logprobs(engine)
+    assert len(found) == n_compiled
+    assert set(cut) == {True, False}, "some images are cut, some are not"
+    expected = logprobs(load_small(seeing_model, device="cpu"))
+    assert float((ours - expected).abs().max() / expected.std()) < 0.1
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_map
 from nva.kernels import Layout
 from nva.kernels.npu import ge, operators
 from nva.models import random_params
-from nva.models.decoder import Inputs, decode, rope_tables
+from nva.models.decoder import Inputs, decode, rope_axes, rope_tables
+from nva.models.vision import encode_patches, place_patches
 from tests.npu import emulation, models
+from tests.npu.expected import n_levels
 
 ATTENTION = "npu_fused_infer_attention_score_v2"
 COMMON = {"npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_rotary_mul"}
@@ -56,13 +58,21 @@ def meta_inputs(spec, kernels, cache) -> Inputs:
     on_device = Layout(block_tables=ints(N_ROWS, 5), query_ends=ints(N_ROWS), context_lens=ints(N_ROWS))
     return Inputs(
         token_ids=ints(N_TOKENS),
-        positions=ints(N_TOKENS),
+        positions=ints(3, N_TOKENS) if spec.rope_axes else ints(N_TOKENS),
         slots=ints(N_TOKENS),
         logit_index=ints(N_LOGITS),
         attention=kernels.attention_inputs(host, on_device, cache),
         rope_tables=rope_tables(spec, 64, torch.device("meta")),
+        rope_axes=rope_axes(spec, torch.device("meta")),
         is_padding=torch.empty(N_TOKENS, dtype=torch.bool, device="meta"),
+        features=(torch.empty(N_TOKENS, spec.hidden_size, dtype=cache.dtype, device="meta"),) * n_levels(spec) or None,
+        is_image=torch.empty(N_TOKENS, 1, dtype=torch.bool, device="meta"),
     )
+
+
+def meta_params(spec, kernels, dtype):
+    """Parameters without values."""
+    return tree_map(lambda x: x.to("meta"), random_params(spec, dtype, torch.Generator(), kernels))
 
 
 @pytest.mark.parametrize("mode", CALLS)
@@ -70,19 +80,26 @@ def meta_inputs(spec, kernels, cache) -> Inputs:
 @pytest.mark.parametrize("name", models.CONFIGS)
 def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
     spec, kernels = models.tiny_spec(name), CALLS[mode][0]
-    cpu = random_params(spec, dtype, torch.Generator(), kernels)
-    params = {
-        name: [{key: x.to("meta") for key, x in layer.items()} for layer in value]
-        if name == "layers"
-        else value.to("meta")
-        for name, value in cpu.items()
-    }
+    params = meta_params(spec, kernels, dtype)
     shape = (9, operators.block_size, spec.n_kv_heads, spec.head_dim)
     caches = tuple((torch.empty(shape, dtype=dtype, device="meta"),) * 2 for _ in range(spec.n_layers))
     with Recorder() as recorder:
         logits = decode(spec, kernels, params, caches, meta_inputs(spec, kernels, caches[0][0]))
     assert (logits.shape, logits.dtype) == ((N_LOGITS, spec.vocab_size), torch.float32)
     assert recorder.names == expected_calls(spec, mode)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name in models.CONFIGS if models.tiny_spec(name).vision])
+def test_a_vision_tower_fits_too(name, dtype):
+    spec = models.tiny_spec(name)
+    params = meta_params(spec, operators, dtype)["vision"]
+    patches = torch.empty(6 * 7 * 4, 96, dtype=dtype, device="meta")
+    with Recorder() as recorder:
+        at = place_patches(spec.vision, 6, 7, torch.device("meta"))
+        features = encode_patches(spec.vision, operators, params, patches, at)
+    assert (features.shape, features.dtype) == ((n_levels(spec), 6 * 7, spec.hidden_size), dtype)
+    assert recorder.names == {f"npu::{ATTENTION}", "npu::npu_rotary_mul"}
 
 
 def test_block_copies_fit_too():

@@ -21,10 +21,8 @@ _log = logging.getLogger("nva")
 def choose(heads: Heads, graph: str = "auto") -> Kernels:
     """The kernels in the graph mode that is asked for, or in the best one that works here, which is logged.
 
-    Raises ValueError for a model that sees images, where torch_npu is missing, and for a mode that won't work.
+    Raises ValueError where torch_npu is missing, and for a mode that won't work.
     """
-    if getattr(heads, "vision", None) is not None:
-        raise ValueError("device 'npu' can't run a vision tower yet; load a text model, or this one on cpu or cuda")
     if importlib.util.find_spec("torch_npu") is None:
         raise ValueError("device 'npu' needs torch_npu: pip install 'nva[npu]', then run `nva doctor`")
     mode, reason = choose_mode(graph, probe(), heads)

@@ -22,6 +22,7 @@ from nva.kernels.npu.operators import (
     rms_norm,
     rotary,
     silu_mul,
+    vision_attention,
     write_kv,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "rms_norm",
     "rotary",
     "silu_mul",
+    "vision_attention",
     "write_kv",
 ]

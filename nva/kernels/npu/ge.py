@@ -29,6 +29,7 @@ from nva.kernels.npu.operators import (
     rms_norm,
     rotary,
     silu_mul,
+    vision_attention,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "silu_mul",
+    "vision_attention",
     "write_kv",
 ]
 

@@ -110,7 +110,7 @@ def cached_ge(compute: Compute, folder: str) -> Compute:
     @functools.wraps(compute)
     def run(params: Any, caches: Any, inputs: Any) -> Any:
         tensors = (inputs.token_ids, inputs.logit_index, inputs.attention.block_tables, caches[0][0])
-        shape = tuple(size for tensor in tensors for size in tensor.shape)
+        shape = (*(size for tensor in tensors for size in tensor.shape), len(inputs.features or ()))
         if shape not in methods:
             methods[shape] = _method(compute, params["embed"].dtype, shape, folder)
         return methods[shape](params, caches, inputs)
@@ -163,9 +163,9 @@ def compiled_aclgraph(compute: Compute) -> Compute:
     def run(params: Any, caches: Any, inputs: Any) -> Any:
         if pinned[0] is not params or pinned[1] is not caches:  # once: there are hundreds
             pinned[:] = params, caches
-            pin((params, caches, inputs.rope_tables, inputs.attention.mask), is_constant=True)
+            pin((params, caches, inputs.rope_tables, inputs.rope_axes, inputs.attention.mask), is_constant=True)
         pin((inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_index, inputs.is_padding))
-        pin(inputs.attention.block_tables)
+        pin((inputs.attention.block_tables, inputs.features, inputs.is_image))
         return program(params, caches, inputs)
 
     return run

@@ -11,6 +11,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import torch_npu  # noqa: F401 - defines torch.ops.npu
 import torchair
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from nva.kernels import Compute, Layout
 from nva.kernels.npu import device as seam
 from nva.kernels.npu.sampling import make_filter_gaps as make_filter_gaps  # a part of the contract
+from nva.kernels.npu.support import filled_head_dim
 
 npu = torch.ops.npu
 
@@ -199,3 +201,27 @@ def attention(
         **band,
     )
     return out
+
+
+def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q, k, v [P, N, D] -> [P, N, D] by the same operator, with neither cache nor mask.
+
+    Without a cache key lengths are a running sum too, here of one image. Heads are filled up with zeros, which change
+    no product, to a size that the operator takes.
+    """
+    n_patches, n_heads, head_dim = q.shape
+    n_zeros = filled_head_dim(head_dim) - head_dim
+    q, k, v = (F.pad(each, (0, n_zeros)) if n_zeros else each.contiguous() for each in (q, k, v))
+    out, _ = npu.npu_fused_infer_attention_score_v2(
+        q,
+        k,
+        v,
+        num_query_heads=n_heads,
+        num_key_value_heads=n_heads,
+        softmax_scale=scale,
+        input_layout="TND",
+        sparse_mode=0,
+        actual_seq_qlen=[n_patches],
+        actual_seq_kvlen=[n_patches],
+    )
+    return out[..., :head_dim]

@@ -21,6 +21,13 @@ Version = tuple[int, int]
 FIRST_PAGED, FIRST_FUSED, FIRST_GENERAL = (8, 3), (8, 5), (9, 0)
 
 
+class Tower(Protocol):
+    """What decides it for a vision tower; a VisionSpec has it."""
+
+    hidden_size: int
+    n_heads: int
+
+
 class Heads(Protocol):
     """What decides which attention kernel a model gets; a ModelSpec has it."""
 
@@ -28,6 +35,7 @@ class Heads(Protocol):
     n_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
+    vision: Tower | None
 
 
 @attrs.frozen(kw_only=True)
@@ -73,10 +81,23 @@ def attention_route(cann: Version | None, heads: Heads) -> Route | str:
     return Route(kernel="prompt (PFA)", takes_tensors=False)
 
 
+def filled_head_dim(head_dim: int) -> int:
+    """The size that the heads of a vision tower are filled up to: the two that every CANN takes without a cache."""
+    return 64 if head_dim <= 64 else 128
+
+
+def tower_refusal(tower: Tower | None) -> str | None:
+    """Why a vision tower's attention won't work, or None."""
+    head_dim = tower.hidden_size // tower.n_heads if tower else 0
+    if head_dim > 128:
+        return f"the vision tower's heads of {head_dim} are wider than 128, the most that its attention kernel takes"
+    return None
+
+
 def refusals(found: Installation, heads: Heads) -> dict[str, str | None]:
     """For each mode, why it won't work here, or None."""
     route = attention_route(found.cann, heads)
-    common = route if isinstance(route, str) else None
+    common = route if isinstance(route, str) else tower_refusal(heads.vision)
     if not found.has_attention:
         common = "torch_npu has no npu_fused_infer_attention_score_v2; install torch_npu 2.7.1 or later"
     takes_tensors = isinstance(route, Route) and route.takes_tensors
