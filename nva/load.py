@@ -145,7 +145,8 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
             largest = largest_image(reader, limits.max_model_len) if reader else None
             run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
         limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, kernels.cache_memory(device)))
-    forward, kv = make_forward(spec, limits, kernels, device), empty_kv(spec, limits, dtype, device)
+    forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
+    kv = empty_kv(spec, limits, dtype, device)
     kv = warm_up(forward, params, kv, limits)
     tokenizer = load_tokenizer(folder)
     return Engine(

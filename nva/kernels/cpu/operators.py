@@ -8,22 +8,23 @@ Read next: linear.cpp, pointwise.cpp and attention.cpp, in this order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_bool, c_float, c_int64, c_void_p
 from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nva.kernels import Layout, reference
+from nva.kernels import Compute, Layout, reference
 from nva.kernels.cpu.build import library
+from nva.kernels.cpu.tape import call, taped
 from nva.kernels.reference import (
     block_size,
     buckets,
     cache_memory,
-    compiled,
     copy_blocks,
     dtypes,
     gelu_tanh_mul,
@@ -86,11 +87,11 @@ def _or_reference(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled_for, plain = _COMPILED[function.__name__], getattr(reference, function.__name__)
 
     @functools.wraps(function)
-    def call(x: Tensor, *args: Any, **options: Any) -> Any:
+    def chosen(x: Tensor, *args: Any, **options: Any) -> Any:
         run = compiled_for.get(x.dtype)
         return plain(x, *args, **options) if run is None else function(run, x, *args, **options)
 
-    return call
+    return chosen
 
 
 class Packed(NamedTuple):
@@ -114,7 +115,7 @@ def pack_linear(weight: Tensor) -> Packed | Tensor:
     n, k = weight.shape
     pair = 4 // weight.element_size()
     panels = weight.new_empty(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH)
-    run(panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
+    call(run, panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
     return Packed(panels, n, -(-k // pair) * pair)
 
 
@@ -128,7 +129,7 @@ def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Te
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
     added = None if bias is None else bias.data_ptr()
-    _COMPILED["linear"][x.dtype](x.data_ptr(), panels.data_ptr(), added, out.data_ptr(), out.numel() // n, n, k)
+    call(_COMPILED["linear"][x.dtype], x.data_ptr(), panels.data_ptr(), added, out.data_ptr(), out.numel() // n, n, k)
     return out
 
 
@@ -140,7 +141,18 @@ def rms_norm(run: Any, x: Tensor, weight: Tensor, eps: float, unit_offset: bool 
         x = x.contiguous()
     n_inner, stride = (x.shape[1], x.stride(0)) if x.dim() == 3 else (1, size)
     out = torch.empty(x.shape, dtype=x.dtype)
-    run(x.data_ptr(), n_inner, stride, weight.data_ptr(), eps, unit_offset, out.data_ptr(), out.numel() // size, size)
+    call(
+        run,
+        x.data_ptr(),
+        n_inner,
+        stride,
+        weight.data_ptr(),
+        eps,
+        unit_offset,
+        out.data_ptr(),
+        out.numel() // size,
+        size,
+    )
     return out
 
 
@@ -152,7 +164,7 @@ def add_rms_norm(
     x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
     out, total = torch.empty_like(x), torch.empty_like(x)
     inputs = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, unit_offset
-    run(*inputs, out.data_ptr(), total.data_ptr(), x.numel() // size, size)
+    call(run, *inputs, out.data_ptr(), total.data_ptr(), x.numel() // size, size)
     return out, total
 
 
@@ -161,7 +173,7 @@ def silu_mul(run: Any, x: Tensor) -> Tensor:
     """[T, 2I] -> [T, I], rounded once."""
     x = x.contiguous()
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
-    run(x.data_ptr(), out.data_ptr(), *out.shape)
+    call(run, x.data_ptr(), out.data_ptr(), *out.shape)
     return out
 
 
@@ -173,7 +185,7 @@ def rotary(run: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
     q_out = torch.empty((n_tokens, n_heads, size), dtype=q.dtype)
     k_out = torch.empty((n_tokens, n_kv_heads, size), dtype=q.dtype)
     inputs = q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), cos.data_ptr(), sin.data_ptr()
-    run(*inputs, q_out.data_ptr(), k_out.data_ptr(), n_tokens, n_heads, n_kv_heads, size, cos.shape[1])
+    call(run, *inputs, q_out.data_ptr(), k_out.data_ptr(), n_tokens, n_heads, n_kv_heads, size, cos.shape[1])
     return q_out, k_out
 
 
@@ -187,7 +199,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     k, v, width = _heads(k), _heads(v), k.element_size()
     pointers = k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr()
     sources = k.data_ptr(), k.stride(0) * width, v.data_ptr(), v.stride(0) * width
-    _LIBRARY.write_kv(*sources, *pointers, k.shape[0], k.shape[1] * k.shape[2] * width)
+    call(_LIBRARY.write_kv, *sources, *pointers, k.shape[0], k.shape[1] * k.shape[2] * width)
 
 
 class Inputs(NamedTuple):
@@ -204,8 +216,35 @@ def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
     arrays = tuple(
         np.ascontiguousarray(array, np.int32) for array in (host.block_tables, host.query_ends, host.context_lens)
     )
+    return _inputs(arrays)
+
+
+def _inputs(arrays: tuple[np.ndarray, ...]) -> Inputs:
     tables, ends, lengths = arrays
     return Inputs((tables.ctypes.data, tables.shape[1], ends.ctypes.data, lengths.ctypes.data, len(ends)), arrays)
+
+
+def compiled(compute: Compute) -> Compute:
+    """The function, on a tape for each small shape."""
+    return taped(compute, _step_arrays, _with_arrays)
+
+
+_STEP = ("token_ids", "positions", "slots", "logit_index", "is_padding")
+
+
+def _step_arrays(inputs: Any) -> tuple[np.ndarray, ...] | None:
+    """What differs between steps of one shape; None where the reference computes, or an image comes in."""
+    if not isinstance(inputs.attention, Inputs) or inputs.features is not None:
+        return None
+    tensors = [getattr(inputs, name) for name in _STEP]
+    return (*inputs.attention.arrays, *(tensor.numpy() for tensor in tensors if tensor is not None))
+
+
+def _with_arrays(inputs: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """The inputs with other arrays in their place."""
+    names = [name for name in _STEP if getattr(inputs, name) is not None]
+    tensors = {name: torch.from_numpy(array) for name, array in zip(names, arrays[3:], strict=True)}
+    return attrs.evolve(inputs, attention=_inputs(tuple(arrays[:3])), **tensors)
 
 
 @_or_reference
@@ -224,5 +263,16 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]
     at_sinks = None if sinks is None else sinks.data_ptr()
-    run(q.data_ptr(), q.stride(0), q.shape[1], *caches, *inputs.arguments, scale, window or 0, at_sinks, out.data_ptr())
+    call(
+        run,
+        q.data_ptr(),
+        q.stride(0),
+        q.shape[1],
+        *caches,
+        *inputs.arguments,
+        scale,
+        window or 0,
+        at_sinks,
+        out.data_ptr(),
+    )
     return out
