@@ -141,8 +141,9 @@ def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
     )
 
 
-def dense_moe(case: MoeCase) -> Tensor:
-    """What experts mean, in float64: every expert computes every token, and those not chosen weigh nothing."""
+def dense_moe(case: MoeCase, is_size: bool = False) -> Tensor:
+    """What experts mean, in float64: every expert computes every token, and those not chosen weigh nothing. Or the size
+    of what is added up, by which rounding errors are measured."""
     x, gate_up, down = case.x.double(), case.gate_up.double(), case.down.double()
     probabilities = case.logits.double().softmax(-1)
     is_chosen = probabilities.argsort(-1, descending=True).argsort(-1) < case.n_active
@@ -150,5 +151,7 @@ def dense_moe(case: MoeCase) -> Tensor:
     if case.normalize:
         weights = weights / weights.sum(-1, keepdim=True)
     gate, up = torch.einsum("th,ejh->tej", x, gate_up).chunk(2, -1)
-    outputs = torch.einsum("tej,ehj->teh", gate * torch.sigmoid(gate) * up, down)
+    inner = gate * torch.sigmoid(gate) * up
+    inner, down = (inner.abs(), down.abs()) if is_size else (inner, down)
+    outputs = torch.einsum("tej,ehj->teh", inner, down)
     return (outputs * weights[..., None]).sum(1)

@@ -30,6 +30,22 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
     if (!chunks.empty()) attend_together(queries, cache, rows, chunks, out);
 }
 
+// Keys and values of tokens, at slots of a cache.
+template <typename T>
+static void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride, const Cache& cache,
+                     const int32_t* slots, int64_t n_tokens) {
+    int64_t D = cache.D, size = cache.n_heads * D;
+#pragma omp parallel for if (n_tokens * size > 1 << 14)
+    for (int64_t t = 0; t < n_tokens; t++) {
+        for (int64_t head = 0; head < cache.n_heads; head++) {
+            Key<T> key = key_of<T>(cache, slots[t], head);
+            for (int64_t d = 0; d < D / PAIR<T>; d++)
+                std::memcpy(key.at + d * key.step, k + t * k_stride + head * D + d * PAIR<T>, 4);
+        }
+        std::memcpy((T*)cache.v + slots[t] * size, v + t * v_stride, size * sizeof(T));
+    }
+}
+
 #define EXPORT(T, name)                                                                                               \
     extern "C" void attention_##name(const T* q, int64_t stride, int64_t n_heads, const T* k_cache, const T* v_cache, \
                                      int64_t block_size, int64_t n_kv_heads, int64_t D, const int32_t* block_tables,  \
@@ -37,6 +53,11 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
                                      int64_t n_rows, float scale, int64_t window, const float* sinks, T* out) {       \
         attention<T>({q, stride, n_heads, scale, window, sinks}, {k_cache, v_cache, block_size, n_kv_heads, D},       \
                      {block_tables, query_ends, context_lens, n_rows, table_width}, out);                             \
+    }                                                                                                                 \
+    extern "C" void write_kv_##name(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache,          \
+                                    T* v_cache, int64_t block_size, int64_t n_heads, int64_t D, const int32_t* slots, \
+                                    int64_t n_tokens) {                                                               \
+        write_kv<T>(k, k_stride, v, v_stride, {k_cache, v_cache, block_size, n_heads, D}, slots, n_tokens);           \
     }
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)

@@ -7,10 +7,29 @@
 
 #include "matmul.h"
 
-struct Cache {  // [n_ids, block_size, n_heads, D] twice
+// [n_ids, block_size, n_heads, D] twice. Values lie as this says. Keys of a block lie in groups of LANES positions, the
+// last perhaps of fewer, each group [n_heads, D / PAIR, positions, PAIR]: so one load brings a pair of every position's
+// key, and the scores of a group are sums side by side.
+struct Cache {
     const void *k, *v;
     int64_t block_size, n_heads, D;
+    int64_t group_start(int64_t offset) const { return offset / LANES * LANES; }
+    int64_t group_width(int64_t start) const { return std::min<int64_t>(LANES, block_size - start); }
 };
+
+// A key: pair i of it lies at `at + i * step`.
+template <typename T>
+struct Key {
+    T* at;
+    int64_t step;
+};
+
+template <typename T>
+Key<T> key_of(const Cache& cache, int64_t slot, int64_t head) {
+    int64_t offset = slot % cache.block_size, start = cache.group_start(offset), width = cache.group_width(start);
+    T* group = (T*)cache.k + (slot - offset + start) * cache.n_heads * cache.D;
+    return {group + head * width * cache.D + (offset - start) * PAIR<T>, width * PAIR<T>};
+}
 
 struct Rows {
     const int32_t *block_tables, *query_ends, *context_lens;

@@ -15,52 +15,75 @@ struct Part {
     int64_t token, row, start, end;  // query and the positions [start, end) that it looks at
 };
 
-// Keys and values of a piece, for the first head.
+// Keys of some positions side by side, for the first head.
+template <typename T>
+struct Group {
+    const T* at;
+    int64_t width;
+};
+
+// Whole groups, and the values of their positions for the first head. The part has the positions [first, end) of it.
 template <typename T>
 struct Piece {
-    const T *k[PIECE] = {}, *v[PIECE] = {};
-    int n = 0;
+    Group<T> groups[PIECE];
+    const T* v[PIECE];
+    int64_t start;
+    int n_groups = 0, n = 0, first = 0, end = 0;
 };
 
 template <typename T>
-Piece<T> piece_at(const Cache& cache, const Rows& rows, const Part& part, int64_t start) {
+Piece<T> piece_at(const Cache& cache, const Rows& rows, const Part& part, int64_t at) {
     Piece<T> piece;
-    for (int64_t at = start; at < part.end && piece.n < PIECE;) {
-        int64_t slot = slot_of(rows, part.row, at, cache.block_size);
-        int64_t in_block = cache.block_size - at % cache.block_size;
-        for (; in_block > 0 && at < part.end && piece.n < PIECE; in_block--, at++, slot++, piece.n++) {
-            piece.k[piece.n] = (const T*)cache.k + slot * cache.n_heads * cache.D;
-            piece.v[piece.n] = (const T*)cache.v + slot * cache.n_heads * cache.D;
-        }
+    int64_t size = cache.n_heads * cache.D, offset = at % cache.block_size;
+    at = piece.start = at - offset + cache.group_start(offset);
+    while (at < part.end) {
+        int64_t slot = slot_of(rows, part.row, at, cache.block_size), width = cache.group_width(at % cache.block_size);
+        if (piece.n + width > PIECE) break;
+        piece.groups[piece.n_groups++] = {(const T*)cache.k + slot * size, width};
+        for (int i = 0; i < width; i++) piece.v[piece.n++] = (const T*)cache.v + (slot + i) * size;
+        at += width;
     }
-    for (int i = piece.n; i < PIECE; i++) piece.k[i] = piece.k[0], piece.v[i] = piece.v[0];  // scored, then forgotten
+    piece.first = std::max<int64_t>(0, part.start - piece.start);
+    piece.end = std::min<int64_t>(piece.n, part.end - piece.start);
     return piece;
 }
 
-// Scores q k of G query heads [G, D] for four keys [D], into scores [G, PIECE].
-template <int G, typename T>
-ALWAYS_INLINE void score(const T* q, const T* const* k, int64_t offset, int64_t D, float* scores) {
-    Floats sums[G][4] = {};
-    int64_t d = 0;
-    for (; d + LANES * PAIR<T> <= D; d += LANES * PAIR<T>)
-        for (int t = 0; t < 4; t++) {
-            Words keys, queries;
-            std::memcpy(&keys, k[t] + offset + d, sizeof keys);
-            for (int g = 0; g < G; g++) {
-                std::memcpy(&queries, q + g * D + d, sizeof queries);
-                sums[g][t] = multiply_add(sums[g][t], queries, keys, q);
-            }
+// Memory is read while there is arithmetic to do on what was read before: a piece's values come in while its keys are
+// scored, the next one's keys while its values are weighed, both in the order of their addresses.
+template <typename T>
+ALWAYS_INLINE void fetch(const T* at, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(at + i, 0, 2);
+}
+
+// Scores q k of G query heads [G, D] for the keys that two groups have for one head, into scores [G, PIECE]. The values
+// of their positions are fetched on the way, if `v` says where they are.
+template <int G, bool IS_FULL, typename T>
+ALWAYS_INLINE void score(const T* q, Group<T> one, Group<T> two, int64_t head, int64_t D, const T* const* v,
+                         float* scores) {
+    Floats sums[G][2] = {};
+    const T *k = one.at + head * one.width * D, *l = two.at + head * two.width * D;
+    int64_t n = one.width + two.width;
+    for (int64_t d = 0, t = 0; d < D; d += PAIR<T>) {
+        Words keys[2] = {};
+        std::memcpy(&keys[0], k + d * one.width, IS_FULL ? sizeof keys[0] : 4 * one.width);
+        std::memcpy(&keys[1], l + d * two.width, IS_FULL ? sizeof keys[1] : 4 * two.width);
+        for (int g = 0; g < G; g++) {
+            Words pair = broadcast(q + g * D + d);
+            for (int i = 0; i < 2; i++) sums[g][i] = multiply_add(sums[g][i], pair, keys[i], q);
         }
-    for (; d < D; d += LANES)
-        for (int t = 0, n = std::min<int64_t>(LANES, D - d); t < 4; t++)
-            for (int g = 0; g < G; g++) sums[g][t] += load(q + g * D + d, n) * load(k[t] + offset + d, n);
-    for (int g = 0; g < G; g++) sums_of_four(sums[g], scores + g * PIECE);
+        for (; v && t * D < n * d; t++) fetch(v[t] + head * D, D);
+    }
+    for (int g = 0; g < G; g++) {
+        store(scores + g * PIECE, sums[g][0], one.width);
+        store(scores + g * PIECE + one.width, sums[g][1], two.width);
+    }
 }
 
 // Scores of a piece become weights; the state's largest and sum are updated. Returns what older sums are worth now.
 template <typename T>
-float soften(float* scores, int n, float scale, float& largest, float& total) {
-    std::fill(scores + n, scores + PIECE, NONE);
+float soften(float* scores, int first, int end, float scale, float& largest, float& total) {
+    std::fill(scores, scores + first, NONE);
+    std::fill(scores + end, scores + PIECE, NONE);
     Floats low = load(scores) * scale, high = load(scores + LANES) * scale;
     float before = largest;
     largest = std::max(before, maximum(larger(low, high)));
@@ -138,11 +161,17 @@ ALWAYS_INLINE void weigh(const float* weights, const float* older, const T* cons
         weigh_columns<G, 1>(weights, older, v, offset, n, d, std::min<int64_t>(LANES, D - d), values, stride);
 }
 
-// Memory is read while there is arithmetic to do on what was read before: a piece's values come in while its keys are
-// scored, the next one's keys while its values are weighed, both in the order of their addresses.
-template <typename T>
-ALWAYS_INLINE void fetch(const T* at, int64_t n) {
-    for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(at + i, 0, 2);
+// Scores of G query heads for all keys that a piece has for one head, into scores [G, PIECE].
+template <int G, typename T>
+void score_piece(const T* q, const Piece<T>& piece, int64_t head, int64_t D, bool fetches, float* scores) {
+    const T* const* v = fetches ? piece.v : nullptr;
+    for (int i = 0; i < piece.n_groups; i += 2) {
+        Group<T> one = piece.groups[i], two = i + 1 < piece.n_groups ? piece.groups[i + 1] : Group<T>{one.at, 0};
+        if (one.width == LANES && two.width == LANES) score<G, true>(q, one, two, head, D, v, scores);
+        else score<G, false>(q, one, two, head, D, v, scores);
+        scores += one.width + two.width;
+        if (v) v += one.width + two.width;
+    }
 }
 
 // The states [n_heads, stride] of a part's query, for key-value heads [head, head_end): values [D], largest, sum.
@@ -156,29 +185,22 @@ void attend_part(const Queries<T>& queries, const Cache& cache, const Rows& rows
         std::fill_n(states + h * stride, D, 0.0f);
         states[h * stride + D] = NONE, states[h * stride + D + 1] = 0;
     }
-    std::vector<float> scores((end - first) * PIECE);
+    float scores[(G + 1) * PIECE], older[G];
     Piece<T> next = piece_at<T>(cache, rows, part, part.start);
-    for (int64_t at = part.start; at < part.end; at += PIECE) {
+    while (next.n) {
         Piece<T> piece = next;
-        next = piece_at<T>(cache, rows, part, at + PIECE);
-        for (int t = 0; t < piece.n; t += 4) {
-            float* out = scores.data() + t;
-            for (int64_t h = head, offset = head * D; h < head_end; h++, offset += D) {
-                for (int64_t i = h * n_shared; i < (h + 1) * n_shared; i += G, out += G * PIECE)
-                    score<G>(q + i * D, piece.k + t, offset, D, out);
-                for (int j = 0; j < 4; j++) fetch(piece.v[t + j] + offset, D);
-            }
-        }
-        float *weights = scores.data(), *state = states + first * stride, older[G];
-        for (int64_t h = head, n = head_end - head; h < head_end; h++) {
-            for (int64_t t = next.n * (h - head) / n; t < next.n * (h + 1 - head) / n; t++)
-                fetch(next.k[t] + head * D, n * D);
-            for (int64_t i = 0; i < n_shared; i += G, weights += G * PIECE, state += G * stride) {
+        next = piece_at<T>(cache, rows, part, piece.start + piece.n);
+        for (int64_t h = head; h < head_end; h++) {
+            for (int64_t i = h * n_shared; i < (h + 1) * n_shared; i += G) {
+                score_piece<G>(q + i * D, piece, h, D, i == h * n_shared, scores);
+                for (int j = 0; j < next.n_groups && i == h * n_shared; j++)
+                    fetch(next.groups[j].at + h * next.groups[j].width * D, next.groups[j].width * D);
                 for (int g = 0; g < G; g++) {
-                    float* total = state + g * stride + D;
-                    older[g] = soften<T>(weights + g * PIECE, piece.n, queries.scale, total[0], total[1]);
+                    float* total = states + (i + g) * stride + D;
+                    older[g] = soften<T>(scores + g * PIECE, piece.first, piece.end, queries.scale, total[0], total[1]);
                 }
-                weigh<G>(weights, older, piece.v, h * D, piece.n, D, state, stride);
+                weigh<G>(scores + piece.first, older, piece.v + piece.first, h * D, piece.end - piece.first, D,
+                         states + i * stride, stride);
             }
         }
     }

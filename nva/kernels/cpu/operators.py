@@ -65,10 +65,10 @@ _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _X, _B, _P, _P, _N, _N),
     "silu_mul": (_P, _P, _N, _N),
     "rotary": (_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N),
+    "write_kv": (_P, _N, _P, _N, _P, _P, _N, _N, _N, _P, _N),
     "attention": (_P, _N, _N, _P, _P, _N, _N, _N, _P, _N, _P, _P, _N, _X, _N, _P, _P),
 }
 _LIBRARY = library()
-_LIBRARY.write_kv.argtypes, _LIBRARY.write_kv.restype = (_P, _N, _P, _N, _P, _P, _P, _N, _N), None
 _LIBRARY.panel_width.restype = c_int64
 
 
@@ -194,12 +194,18 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
+def _is_compiled_for(cache: Tensor) -> bool:
+    """Whether keys lie in this cache as attention.h says, in pairs of numbers; the reference has others to itself."""
+    return cache.dtype in _COMPILED["attention"] and cache.shape[-1] % 2 == 0
+
+
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """k, v [T, Nk, D] into the caches, in place."""
-    k, v, width = _heads(k), _heads(v), k.element_size()
-    pointers = k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr()
-    sources = k.data_ptr(), k.stride(0) * width, v.data_ptr(), v.stride(0) * width
-    call(_LIBRARY.write_kv, *sources, *pointers, k.shape[0], k.shape[1] * k.shape[2] * width)
+    if not _is_compiled_for(k_cache):
+        return reference.write_kv(k, v, k_cache, v_cache, slots)
+    k, v, run = _heads(k), _heads(v), _COMPILED["write_kv"][k.dtype]
+    caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]
+    return call(run, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *caches, slots.data_ptr(), len(k))
 
 
 class Inputs(NamedTuple):
@@ -211,7 +217,7 @@ class Inputs(NamedTuple):
 
 def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
     """The rows' addresses."""
-    if k_cache.dtype not in _COMPILED["attention"]:
+    if not _is_compiled_for(k_cache):
         return reference.attention_inputs(host, on_device, k_cache)
     arrays = tuple(
         np.ascontiguousarray(array, np.int32) for array in (host.block_tables, host.query_ends, host.context_lens)
@@ -247,18 +253,19 @@ def _with_arrays(inputs: Any, arrays: Sequence[np.ndarray]) -> Any:
     return attrs.evolve(inputs, attention=_inputs(tuple(arrays[:3])), **tensors)
 
 
-@_or_reference
 def attention(
-    run: Any,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    inputs: Inputs,
+    inputs: Any,
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """q [T, Nq, D] -> [T, Nq, D]. A row's result has the same bits in every batch, on any number of threads."""
+    if not isinstance(inputs, Inputs):
+        return reference.attention(q, k_cache, v_cache, inputs, scale, window, sinks)
+    run = _COMPILED["attention"][q.dtype]
     q, sinks = _heads(q), None if sinks is None else sinks.float().contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
     caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]

@@ -1,4 +1,4 @@
-// What happens to each token alone between the matrix products: norms, rotations, the gate, the write into the cache.
+// What happens to each token alone between the matrix products: norms, rotations, the gate.
 // The law: one pass over memory, float32 inside, threads only where there is enough to do.
 #include "vectors.h"
 
@@ -80,16 +80,6 @@ static void rotary(const T* q, int64_t q_stride, const T* k, int64_t k_stride, c
     for (int64_t t = 0; t < n_tokens; t++) {
         rotate(q + t * q_stride, cos + t * R, sin + t * R, q_out + t * n_heads * D, n_heads, D, R);
         rotate(k + t * k_stride, cos + t * R, sin + t * R, k_out + t * n_kv_heads * D, n_kv_heads, D, R);
-    }
-}
-
-// Tokens of n_bytes each, at slots of a cache.
-extern "C" void write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_stride, char* k_cache, char* v_cache,
-                         const int32_t* slots, int64_t n_tokens, int64_t n_bytes) {
-#pragma omp parallel for if (n_tokens * n_bytes > 4 * FEW)
-    for (int64_t t = 0; t < n_tokens; t++) {
-        std::memcpy(k_cache + slots[t] * n_bytes, k + t * k_stride, n_bytes);
-        std::memcpy(v_cache + slots[t] * n_bytes, v + t * v_stride, n_bytes);
     }
 }
 

@@ -35,12 +35,12 @@ void pack_tile(const Cache& cache, const Rows& rows, const Chunk& chunk, int64_t
     int64_t end = std::min(start + KEYS, chunk.position + chunk.n);
     std::memset((void*)packed, 0, shape.size * sizeof(T));
     for (int64_t at = std::max(start, chunk.first_seen); at < end; at++) {
-        int64_t i = at - start, offset = (slot_of(rows, chunk.row, at, cache.block_size) * cache.n_heads + head) * D;
-        const T *k = (const T*)cache.k + offset, *v = (const T*)cache.v + offset;
+        int64_t i = at - start, slot = slot_of(rows, chunk.row, at, cache.block_size);
+        Key<T> k = key_of<T>(cache, slot, head);
+        const T* v = (const T*)cache.v + (slot * cache.n_heads + head) * D;
         T* column = packed + i / WIDTH * shape.k_panel + i % WIDTH * PAIR<T>;
         T* row = packed + shape.k_size + i / PAIR<T> * WIDTH * PAIR<T> + i % PAIR<T>;
-        for (int64_t d = 0; d < D / PAIR<T>; d++) std::memcpy(column + d * WIDTH * PAIR<T>, k + d * PAIR<T>, 4);
-        if (D % PAIR<T>) column[D / PAIR<T> * WIDTH * PAIR<T>] = k[D - 1];
+        for (int64_t d = 0; d < D / PAIR<T>; d++) std::memcpy(column + d * WIDTH * PAIR<T>, k.at + d * k.step, 4);
         for (int64_t d = 0; d < D; d += WIDTH, row += shape.v_panel)
             for (int64_t j = 0; j < std::min<int64_t>(WIDTH, D - d); j++) row[j * PAIR<T>] = v[d + j];
     }
@@ -53,7 +53,7 @@ struct Workspace {
     std::vector<T> q, weights;                            // [.., q_stride], [.., KEYS]
     std::vector<float> scores, out, largest, sum, older;  // [.., KEYS], [.., o_stride]
     Workspace(int64_t n, int64_t D)
-        : q_stride(ceil_div(D, PAIR<T>) * PAIR<T>),
+        : q_stride(D),
           o_stride(ceil_div(D, WIDTH) * WIDTH),
           q(n * q_stride),
           weights(n * KEYS),
@@ -104,7 +104,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     for (int64_t tile = (seen - chunk.first_tile()) / KEYS; tile * KEYS + chunk.first_tile() <= own; tile++) {
         int64_t first = chunk.first_tile() + tile * KEYS, n_keys = std::min(KEYS, own + 1 - first);
         const T *k = packed + tile * shape.size, *v = k + shape.k_size;
-        multiply(work.q.data(), work.q_stride, n, k, shape.k_panel, ceil_div(n_keys, WIDTH), ceil_div(D, PAIR<T>),
+        multiply(work.q.data(), work.q_stride, n, k, shape.k_panel, ceil_div(n_keys, WIDTH), D / PAIR<T>,
                  [&](int64_t i, int64_t column, Floats sums) {
                      store(&work.scores[i * KEYS + column], sums * queries.scale);
                  });
