@@ -151,7 +151,7 @@ def _ids(x: Tensor) -> Tensor:
 def _places(mask: Column) -> tuple[Tensor, Tensor]:
     """The rows and columns where a mask [n, V] is set, in order; a fourth of np.nonzero's time."""
     row, column = np.divmod(np.flatnonzero(mask), mask.shape[1])
-    return torch.from_numpy(row), torch.from_numpy(column)
+    return torch.as_tensor(row), torch.as_tensor(column)
 
 
 def _nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -161,10 +161,10 @@ def _nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     n_groups = n_tokens // _GROUP
     if n_groups < 2 * k:
         return x, _ids(x).expand(n, -1)
-    maxima = x[:, : n_groups * _GROUP].unflatten(1, (n_groups, _GROUP)).amax(-1)
+    maxima = x[:, : n_groups * _GROUP].reshape(n, n_groups, _GROUP).amax(-1)
     is_near = ~(x.numpy() < maxima.topk(k).values[:, -1:].numpy())
     counts = np.count_nonzero(is_near, axis=1)
-    is_filled = torch.from_numpy(np.arange(counts.max()) < counts[:, None])
+    is_filled = torch.as_tensor(np.arange(counts.max()) < counts[:, None])
     row, token = _places(is_near)
     ids, logits = torch.zeros(is_filled.shape, dtype=torch.int32), x.new_full(is_filled.shape, -torch.inf)
     ids[is_filled], logits[is_filled] = token.int(), x[row, token]
