@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from nva.forward import KV
 from nva.images import encode_prompt
 from nva.load import Engine, load
 from nva.state.engine import check
@@ -107,15 +108,19 @@ def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator
 
 
 def step(engine: Engine) -> Output:
-    """One step of the engine, all of it. If it raises, the engine can go on from where it was before."""
-    state, plan = schedule(engine.state)  # who runs, how many tokens, which blocks
+    """One step of the engine, all of it. If it raises, the engine can go on from where it was before.
+
+    That holds wherever an interrupt falls, between the forward's return and the assignment of its handle as well.
+    """
+    before, caches = engine.state, engine.kv.layers
+    state, plan = schedule(before)  # who runs, how many tokens, which blocks
     batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
     try:
         logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
         sampled = sample(logits, draw, engine.filter)
         engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
     except BaseException:
-        engine.state = withdraw(engine.state, plan, batch)
+        engine.kv, engine.state = KV(caches), withdraw(before, plan, batch)
         raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)

@@ -1,5 +1,6 @@
 """The user's calls on a tiny random model with a real tokenizer: what comes back, in what order, what is refused."""
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -220,6 +221,30 @@ def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) ->
         nva.generate(engine, "Hello", GREEDY)
     assert not is_busy(engine.state)
     assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected[0].token_ids
+
+
+@pytest.mark.parametrize("last", ["forward", "sample", "commit"])
+def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monkeypatch, last) -> None:
+    """The part has returned and its result is not stored yet: a handle renewed by the forward would be lost."""
+    expected = nva.generate(engine, "Hello", GREEDY)
+    calls, owner = [], engine if last == "forward" else importlib.import_module("nva.run")
+    part = getattr(owner, last)
+
+    def interrupted(*args):
+        result = part(*args)
+        calls.append(args)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return result
+
+    other = nva.stream(engine, "Hello", GREEDY)
+    events = [next(other)]
+    monkeypatch.setattr(owner, last, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nva.generate(engine, "Hello again", GREEDY)
+    events += other  # goes on where it was
+    assert events[-1].token_ids == expected[0].token_ids
+    assert len(events) == 13
 
 
 def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:

@@ -7,7 +7,10 @@ Read next: params.py for the pytree that is filled, registry.py for how a config
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,13 +93,14 @@ def load_params(
         param = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype, device=device)
         start = 0
         for tensor_name in _parts(checkpoint, files, name, layer, shapes):
-            tensor = _read(files, tensor_name)
+            stored = tensor = _read(files, tensor_name)
             if tensor.dim() == 3:  # one tensor of all experts
                 n = len(param) // len(tensor)
                 is_turned = checkpoint.weights.is_transposed and tensor.shape[2] == n
                 tensor = (tensor.mT if is_turned else tensor).flatten(0, 1)
             param[start : start + len(tensor)] = tensor
             start += len(tensor)
+            _unmap(stored)
         return param
 
     return build_params(checkpoint.spec, read, kernels)
@@ -166,6 +170,15 @@ def _open_file(path: Path) -> tuple[list[str], Any]:
 
 def _read(files: Files, name: str) -> Tensor:
     return files[name].get_tensor(name)
+
+
+def _unmap(tensor: Tensor) -> None:
+    """Let go of the memory pages of a tensor that was read and is not needed again. A mapped file's would stay with the
+    process until the file is closed, and weigh as much as the weights themselves."""
+    start, end = (-(-tensor.data_ptr() // mmap.PAGESIZE), (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE)
+    if sys.platform == "linux" and start < end:
+        place, size = ctypes.c_void_p(start * mmap.PAGESIZE), ctypes.c_size_t((end - start) * mmap.PAGESIZE)
+        ctypes.CDLL(None).madvise(place, size, mmap.MADV_DONTNEED)
 
 
 def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:

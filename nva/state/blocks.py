@@ -33,9 +33,9 @@ class Found(NamedTuple):
     chain: int  # number of the chain that ends in this block; never given twice
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Blocks:
-    """Columns over all block ids: [0, n_scratch) is padding's, the rest is the pool.
+    """What is known of block ids: [0, n_scratch) is padding's, the rest is the pool.
 
     The free queue is a ring of ids through `after` and `before`, entered at the extra id `ring = len(ref_counts)`:
     blocks are taken at its front; unkeyed ones return to the front, keyed ones to the back, so that what the prefix
@@ -43,8 +43,8 @@ class Blocks:
     """
 
     ref_counts: Int = column_field()  # [ids]: block tables that hold the block
-    after: Int = column_field()  # [ids + 1]: next in the free queue; meaningless for held blocks
-    before: Int = column_field()  # [ids + 1]
+    after: Lookup[int, int]  # next in the free queue; meaningless for held blocks
+    before: Lookup[int, int]
     n_free: int
     n_chains: int  # chains numbered so far
     index: Lookup[Key, Found]
@@ -58,13 +58,11 @@ class Blocks:
 def empty_blocks(limits: Limits) -> Blocks:
     """All blocks of the pool free, in ascending order."""
     n_ids = limits.n_scratch + limits.n_blocks
-    ring = np.array([n_ids, *range(limits.n_scratch, n_ids)], dtype=np.int32)
-    after, before = np.zeros(n_ids + 1, np.int32), np.zeros(n_ids + 1, np.int32)
-    after[ring], before[ring] = np.roll(ring, -1), np.roll(ring, 1)
+    ring = [n_ids, *range(limits.n_scratch, n_ids), n_ids]
     return Blocks(
         ref_counts=freeze(np.zeros(n_ids, np.int32)),
-        after=freeze(after),
-        before=freeze(before),
+        after=Lookup(dict(zip(ring, ring[1:], strict=False))),
+        before=Lookup(dict(zip(ring[1:], ring, strict=False))),
         n_free=limits.n_blocks,
         n_chains=ROOT,
         index=Lookup(),
@@ -75,8 +73,8 @@ def empty_blocks(limits: Limits) -> Blocks:
 def free_ids(blocks: Blocks) -> list[int]:
     """The free queue, front to back."""
     ids: list[int] = []
-    block = int(blocks.after[blocks.ring])
+    block = blocks.after[blocks.ring]
     while block != blocks.ring and len(ids) <= blocks.ring:
         ids.append(block)
-        block = int(blocks.after[block])
+        block = blocks.after[block]
     return ids

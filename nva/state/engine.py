@@ -12,12 +12,12 @@ import attrs
 import numpy as np
 
 from nva.state.blocks import ROOT, Blocks, empty_blocks, free_ids
-from nva.state.columns import Int, Tokens
+from nva.state.columns import Column, Int, array_field
 from nva.state.config import Limits, blocks_for
 from nva.state.errors import InvariantError
 from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Request
-from nva.state.rows import COLUMNS, Rows, block_table, empty_rows, history_of, n_reserved, running
+from nva.state.rows import COLUMNS, TABLES, Rows, block_table, empty_rows, n_reserved, running
 
 
 @attrs.frozen(kw_only=True)
@@ -25,8 +25,7 @@ class Waiting:
     """A sequence that holds no row: a request that has not started, or a row that was preempted."""
 
     request: Request
-    history: Tokens = attrs.field(eq=False)  # the first n_known entries are this sequence's
-    n_known: int
+    tokens: Int = array_field()  # prompt and output so far
     sample: int
     n_samples: int
     arrival: int
@@ -34,11 +33,15 @@ class Waiting:
     n_cached: int | None = None  # None until first admitted
 
     @property
+    def n_known(self) -> int:
+        return len(self.tokens)
+
+    @property
     def order(self) -> tuple[float, int, int]:
         return (self.rank, self.arrival, self.sample)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class EngineState:
     """Requests that wait, rows that run, and the blocks that these hold."""
 
@@ -83,9 +86,8 @@ def check(state: EngineState) -> None:
 
 def check_read_only(state: EngineState) -> None:
     """No column can be written in place."""
-    columns: dict[str, Int] = {name: getattr(state.rows, name) for name in COLUMNS}
-    columns |= {name: getattr(state.blocks, name) for name in ("ref_counts", "after", "before")}
-    columns["block_tables"] = state.rows.block_tables.ids
+    columns: dict[str, Column] = {name: getattr(state.rows, name) for name in COLUMNS}
+    columns |= {name: getattr(state.rows, name).lines for name in TABLES} | {"ref_counts": state.blocks.ref_counts}
     _equal("columns are read-only", [name for name, column in columns.items() if column.flags.writeable], [])
 
 
@@ -122,7 +124,8 @@ def check_rows(state: EngineState) -> None:
         _equal(
             f"row {row}: blocks cover the computed tokens", covered * limits.block_size >= rows.n_computed[row], True
         )
-        _equal(f"row {row}: the history holds the known tokens", len(history_of(rows, row)) >= rows.n_known[row], True)
+        filled = [rows.histories.filled[row] >= rows.n_known[row], rows.block_tables.filled[row] >= rows.n_blocks[row]]
+        _equal(f"row {row}: the tables hold its tokens and blocks", filled, [True, True])
     promised = n_reserved(rows)
     _equal("promised rows fit", min(promised, limits.max_rows), promised)
 

@@ -89,5 +89,7 @@ def positions_between(media: Media | None, start: int, end: int) -> Int:
 
 def content_between(media: Media | None, start: int, end: int) -> bytes:
     """What tells apart sequences that have the same tokens [start, end) but not the same images there."""
-    overlapping = () if media is None else (each for each in media.placed if each.start < end and start < each.end)
+    if media is None:
+        return b""
+    overlapping = [each for each in media.placed if each.start < end and start < each.end]
     return b"".join(each.image.digest + np.int64(start - each.start).tobytes() for each in overlapping)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from nva.state.columns import Column, Float, Int, Long, array_field
+from nva.state.columns import Column, Float, Ids, Int, Long, array_field
 from nva.state.media import Image
 from nva.state.request import Finished, Request
 
@@ -24,11 +24,11 @@ class Plan:
     from the last logits of the i-th planned row, i = `sample_sources[j]`: n samples of a fresh prompt share one source.
     """
 
-    rows: Int = array_field()  # [B] row ids, decode rows first
+    rows: Ids = array_field()  # [B] decode rows first
     starts: Int = array_field()  # [B]
     counts: Int = array_field()  # [B], at least 1
-    sample_rows: Int = array_field()  # [S] row ids
-    sample_sources: Int = array_field()  # [S] indices into rows
+    sample_rows: Ids = array_field()  # [S]
+    sample_sources: Ids = array_field()  # [S] indices into rows
     sample_arrivals: Long = array_field()  # [S] arrival of the sequence, to know it again at commit
     copies: Int = array_field()  # [C, 2] (from, to) block ids; all are read before any is written
     preempted: tuple[tuple[int, int], ...] = ()  # (arrival, sample) of rows sent back to wait

@@ -16,28 +16,29 @@ from nva.state.columns import (
     Bool,
     Column,
     Float,
+    Ids,
     Int,
     Long,
     Table,
-    Tokens,
     column_field,
     empty_table,
+    entries_of,
+    evolve,
     freeze,
-    history,
-    tokens_between,
     write,
 )
 from nva.state.config import Limits
 from nva.state.request import SAMPLING, Request
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Rows:
     """Columns of max_rows entries. Where `is_running` is False the other columns hold leftovers that nothing reads."""
 
     is_running: Bool = column_field()
-    requests: tuple[Request | None, ...]
-    histories: tuple[Tokens, ...] = attrs.field(eq=False)  # the first n_known entries of each are this state's
+    requests: Column = column_field()  # of Request, None where no row runs
+    stop_ids: Int = column_field()  # [rows, most stop ids of a request], filled up with NO_TOKEN
+    histories: Table = attrs.field(eq=False)  # [rows, max_model_len]; the first n_known token ids are this state's
     arrival: Long = column_field()  # order in which requests were submitted
     rank: Float = column_field()  # the policy's order, lower first; arrival and sample break ties
     sample: Int = column_field()  # which of the request's n samples this row is, the first of its n_samples
@@ -47,7 +48,6 @@ class Rows:
     n_known: Int = column_field()
     n_tokens: Int = column_field()
     max_len: Int = column_field()
-    newest: Int = column_field()  # the last known token
     n_cached: Int = column_field()  # prompt tokens taken from the prefix cache at first admission
     n_blocks: Int = column_field()  # entries of the block table in use
     block_tables: Table = attrs.field(eq=False)  # [rows, table_width]; the first n_blocks ids of each are this state's
@@ -56,18 +56,22 @@ class Rows:
     sampling: Column = column_field()  # SAMPLING
 
 
-COLUMNS = tuple(name for name in attrs.fields_dict(Rows) if name not in ("requests", "histories", "block_tables"))
+TABLES = ("histories", "block_tables")
+COLUMNS = tuple(name for name in attrs.fields_dict(Rows) if name not in TABLES)
 """The fields of Rows that are plain columns."""
+
+NO_TOKEN = -1
 
 
 def empty_rows(limits: Limits) -> Rows:
     """No row running."""
     n = limits.max_rows
-    ints = ("sample", "n_samples", "n_prompt", "n_computed", "n_known", "n_tokens", "max_len", "newest", "n_cached")
+    ints = ("sample", "n_samples", "n_prompt", "n_computed", "n_known", "n_tokens", "max_len", "n_cached")
     return Rows(
         is_running=freeze(np.zeros(n, np.bool_)),
-        requests=(None,) * n,
-        histories=(history(()),) * n,
+        requests=freeze(np.full(n, None)),
+        stop_ids=freeze(np.zeros((n, 0), np.int32)),
+        histories=empty_table(n, limits.max_model_len),
         arrival=freeze(np.zeros(n, np.int64)),
         rank=freeze(np.zeros(n, np.float64)),
         block_tables=empty_table(n, limits.table_width),
@@ -77,10 +81,10 @@ def empty_rows(limits: Limits) -> Rows:
     )
 
 
-def running(rows: Rows) -> Int:
+def running(rows: Rows) -> Ids:
     """Ids of the running rows, best rank first."""
-    ids = np.flatnonzero(rows.is_running)
-    return ids[np.lexsort((rows.sample[ids], rows.arrival[ids], rows.rank[ids]))].astype(np.int32)
+    (ids,) = rows.is_running.nonzero()
+    return ids[np.lexsort((rows.sample[ids], rows.arrival[ids], rows.rank[ids]))]
 
 
 def n_reserved(rows: Rows) -> int:
@@ -88,25 +92,14 @@ def n_reserved(rows: Rows) -> int:
     return int(rows.n_samples[rows.is_running].sum())
 
 
-def history_of(rows: Rows, row: int) -> Tokens:
-    """The buffer of a row's history; its first n_known entries are the row's."""
-    return rows.histories[row]
-
-
 def token_ids(rows: Rows, row: int) -> Int:
     """The known tokens of a row, prompt and output, int32."""
-    return tokens_between(rows.histories[row], 0, int(rows.n_known[row]))
+    return entries_of(rows.histories, row, 0, rows.n_known[row])
 
 
 def block_table(rows: Rows, row: int) -> Int:
     """The block ids of a row, in order of position."""
-    return rows.block_tables.ids[row, : rows.n_blocks[row]]
-
-
-def requests_of(rows: Rows, row_ids: Int) -> list[Request]:
-    """The requests of running rows."""
-    requests: Any = rows.requests
-    return [requests[row] for row in row_ids.tolist()]
+    return entries_of(rows.block_tables, row, 0, rows.n_blocks[row])
 
 
 def request_of(rows: Rows, row: int) -> Request:
@@ -118,4 +111,4 @@ def request_of(rows: Rows, row: int) -> Request:
 
 def update(rows: Rows, which: Any, **values: Any) -> Rows:
     """The rows with `column[which] = value` for each column named; one copy of each."""
-    return attrs.evolve(rows, **{name: write(getattr(rows, name), which, value) for name, value in values.items()})
+    return evolve(rows, **{name: write(getattr(rows, name), which, value) for name, value in values.items()})

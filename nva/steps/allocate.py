@@ -7,16 +7,16 @@ Read next: prefix.py, which lets a block be found again, and schedule.py, which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import attrs
 import numpy as np
 
 from nva.state.blocks import Blocks
-from nva.state.columns import Bool, Column, Int, append_entries, freeze, history, replaced, write, write_entries
+from nva.state.columns import Bool, Ids, Int, append_entries, entries_at, evolve, freeze, replace_entries, write
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
 from nva.state.plan import no_copies
-from nva.state.rows import COLUMNS, block_table, n_reserved, request_of, update
+from nva.state.rows import COLUMNS, block_table, n_reserved, request_of, token_ids, update
 from nva.steps.prefix import forget
 
 
@@ -25,23 +25,21 @@ def take(blocks: Blocks, n: int) -> tuple[Blocks, list[int]]:
     if n > blocks.n_free:
         raise InvariantError(f"{n} blocks taken of {blocks.n_free} free ones; compare with n_free before taking")
     ids: list[int] = []
-    front = int(blocks.after[blocks.ring])
+    after, front = blocks.after, blocks.after[blocks.ring]
     for _ in range(n):
         ids.append(front)
-        front = int(blocks.after[front])
-    after, before = write(blocks.after, blocks.ring, front), write(blocks.before, front, blocks.ring)
-    held = write(blocks.ref_counts, ids, 1)
-    return forget(attrs.evolve(blocks, ref_counts=held, after=after, before=before, n_free=blocks.n_free - n), ids), ids
+        front = after[front]
+    counts = write(blocks.ref_counts, np.array(ids, np.intp), 1)
+    return forget(_linked(blocks, [blocks.ring, front], ref_counts=counts, n_free=blocks.n_free - n), ids), ids
 
 
 def share(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     """One more table holds each of these (distinct) blocks; the free ones among them leave the queue."""
-    counts, after, before = blocks.ref_counts.copy(), blocks.after.copy(), blocks.before.copy()
-    free = [block for block in ids if counts[block] == 0]
+    counts, which = blocks.ref_counts, np.asarray(ids, np.intp)
+    free = which[counts[which] == 0].tolist()
     for block in free:
-        after[before[block]], before[after[block]] = after[block], before[block]
-    counts[np.asarray(ids, np.int32)] += 1
-    return _with_queue(blocks, counts, after, before, blocks.n_free - len(free))
+        blocks = _linked(blocks, [blocks.before[block], blocks.after[block]])
+    return evolve(blocks, ref_counts=write(counts, which, counts[which] + 1), n_free=blocks.n_free - len(free))
 
 
 def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
@@ -51,62 +49,61 @@ def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     blocks is reused from its end and what remains of it can still be found.
     """
     counts = blocks.ref_counts.copy()
-    np.subtract.at(counts, np.asarray(ids, np.int32), 1)
+    np.subtract.at(counts, np.asarray(ids, np.intp), 1)
     freed = [block for block in dict.fromkeys(ids) if counts[block] == 0][::-1]
     keyed = [block for block in freed if block in blocks.keys]
     unkeyed = [block for block in freed if block not in blocks.keys]
-    after, before, ring = blocks.after.copy(), blocks.before.copy(), blocks.ring
-    _link(after, before, [ring, *unkeyed, int(after[ring])])
-    _link(after, before, [int(before[ring]), *keyed, ring])
-    return _with_queue(blocks, counts, after, before, blocks.n_free + len(freed))
+    blocks = _linked(blocks, [blocks.ring, *unkeyed, blocks.after[blocks.ring]])
+    blocks = _linked(blocks, [blocks.before[blocks.ring], *keyed, blocks.ring])
+    return evolve(blocks, ref_counts=freeze(counts), n_free=blocks.n_free + len(freed))
 
 
-def _with_queue(blocks: Blocks, counts: Int, after: Int, before: Int, n_free: int) -> Blocks:
-    return attrs.evolve(blocks, ref_counts=freeze(counts), after=freeze(after), before=freeze(before), n_free=n_free)
+def _linked(blocks: Blocks, ids: list[int], **changes: Any) -> Blocks:
+    """The blocks with each of these ids the neighbour of the next in the free queue, and with other changes."""
+    after, before = dict(zip(ids, ids[1:], strict=False)), dict(zip(ids[1:], ids, strict=False))
+    return evolve(blocks, after=blocks.after.updated(after), before=blocks.before.updated(before), **changes)
 
 
-def _link(after: Column, before: Column, ids: list[int]) -> None:
-    """Make each id the neighbour of the next, in place."""
-    after[ids[:-1]], before[ids[1:]] = ids[1:], ids[:-1]
-
-
-def _slots_due(state: EngineState, row_ids: Int) -> tuple[Bool, Bool]:
+def _slots_due(state: EngineState, row_ids: Ids) -> tuple[Bool, Bool]:
     """For rows about to compute one token: who needs a new block, and who a copy of its shared open one."""
     rows, counts = state.rows, state.blocks.ref_counts
     column = rows.n_computed[row_ids] // state.limits.block_size
     is_full = column >= rows.n_blocks[row_ids]
-    open_block = rows.block_tables.ids[row_ids, np.where(is_full, 0, column)]
+    open_block = entries_at(rows.block_tables, row_ids, column)  # anything where is_full
     is_shared = ~is_full & (counts[open_block] > 1)
-    if is_shared.any():  # where all of a block's holders would copy it, the first may keep it
+    if np.count_nonzero(is_shared):  # where all of a block's holders would copy it, the first may keep it
         block, first, n_copies = np.unique(np.where(is_shared, open_block, -1), return_index=True, return_counts=True)
         is_shared[first[(block >= 0) & (n_copies == counts[block])]] = False
     return is_full, is_shared
 
 
-def n_blocks_due(state: EngineState, row_ids: Int) -> int:
+def n_blocks_due(state: EngineState, row_ids: Ids) -> int:
     """Blocks that these rows take if each of them computes one more token."""
     is_full, is_shared = _slots_due(state, row_ids)
-    return int(is_full.sum() + is_shared.sum())
+    return int(np.count_nonzero(is_full | is_shared))
 
 
-def grow(state: EngineState, row_ids: Int) -> tuple[EngineState, Int]:
+def grow(state: EngineState, row_ids: Ids) -> tuple[EngineState, Int]:
     """Give each row a slot of its own for one more token; also the block copies [C, 2] this needs (copy-on-write)."""
     is_full, is_shared = _slots_due(state, row_ids)
     due = is_full | is_shared
-    if not due.any():
+    n_due = int(np.count_nonzero(due))
+    if not n_due:
         return state, no_copies()
-    blocks, ids = take(state.blocks, int(due.sum()))
+    blocks, ids = take(state.blocks, n_due)
     rows, new = state.rows, np.array(ids, np.int32)
     full, tables, lengths = row_ids[is_full], rows.block_tables, rows.n_blocks
-    if is_full.any():
-        tables = append_entries(tables, lengths, full, new[is_full[due]])
+    if len(full):
+        tables = append_entries(tables, full, lengths[full], new[is_full[due]])
         lengths = write(lengths, full, lengths[full] + 1)
     copies = no_copies()
-    if is_shared.any():
-        place = (row_ids[is_shared], rows.n_computed[row_ids[is_shared]] // state.limits.block_size)
-        copies = np.stack([tables.ids[place], new[is_shared[due]]], axis=1)
-        tables, blocks = write_entries(tables, lengths, place, copies[:, 1]), release(blocks, copies[:, 0].tolist())
-    return attrs.evolve(state, rows=attrs.evolve(rows, block_tables=tables, n_blocks=lengths), blocks=blocks), copies
+    if np.count_nonzero(is_shared):
+        shared = row_ids[is_shared]
+        held, column = entries_at(tables, shared, slice(None)), rows.n_computed[shared] // state.limits.block_size
+        copies = np.stack([held[range(len(shared)), column], new[is_shared[due]]], axis=1)
+        held[range(len(shared)), column] = copies[:, 1]
+        tables, blocks = replace_entries(tables, shared, held, lengths[shared]), release(blocks, copies[:, 0].tolist())
+    return evolve(state, rows=evolve(rows, block_tables=tables, n_blocks=lengths), blocks=blocks), copies
 
 
 def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = None) -> tuple[EngineState, list[int]]:
@@ -126,14 +123,14 @@ def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = No
     first = _next_sample(state, row) if first_sample is None else first_sample
     table, columns = block_table(rows, row), {name: getattr(rows, name)[row] for name in COLUMNS}
     rows = update(rows, free, **columns | {"sample": first + np.arange(n)})
-    tables = write_entries(rows.block_tables, rows.n_blocks, free, rows.block_tables.ids[row])
-    rows = attrs.evolve(rows, block_tables=tables)
-    for index in free.tolist():
-        requests = replaced(rows.requests, index, rows.requests[row])
-        rows = attrs.evolve(rows, requests=requests, histories=replaced(rows.histories, index, rows.histories[row]))
-    blocks = state.blocks
-    counts = write(blocks.ref_counts, table, blocks.ref_counts[table] + n)
-    return attrs.evolve(state, rows=rows, blocks=attrs.evolve(blocks, ref_counts=counts)), free.tolist()
+    tokens, counts = token_ids(rows, row), state.blocks.ref_counts
+    rows = evolve(
+        rows,
+        histories=replace_entries(rows.histories, free, tokens, len(tokens)),
+        block_tables=replace_entries(rows.block_tables, free, table, len(table)),
+    )
+    blocks = evolve(state.blocks, ref_counts=write(counts, table, counts[table] + n))
+    return evolve(state, rows=rows, blocks=blocks), free.tolist()
 
 
 def _next_sample(state: EngineState, row: int) -> int:
@@ -145,15 +142,6 @@ def _next_sample(state: EngineState, row: int) -> int:
 
 def vacate(state: EngineState, row_ids: Sequence[int]) -> EngineState:
     """Free these rows and release their blocks."""
-    rows = state.rows
-    tables = [block for row in row_ids for block in block_table(rows, row).tolist()]
-    requests, histories = list(rows.requests), list(rows.histories)
-    for row in row_ids:
-        requests[row], histories[row] = None, history(())
-    rows = attrs.evolve(
-        rows,
-        is_running=write(rows.is_running, list(row_ids), False),
-        requests=tuple(requests),
-        histories=tuple(histories),
-    )
-    return attrs.evolve(state, rows=rows, blocks=release(state.blocks, tables))
+    tables = [block for row in row_ids for block in block_table(state.rows, row).tolist()]
+    rows = update(state.rows, list(row_ids), is_running=False, requests=None)
+    return evolve(state, rows=rows, blocks=release(state.blocks, tables))

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import attrs
-import numpy as np
-
-from nva.state.columns import Int, append_each, tokens_between
+from nva.state.columns import Bool, Ids, Int, append_entries, evolve, write
 from nva.state.engine import EngineState
 from nva.state.plan import Logprobs, Output, Plan, Sampled, TokenLogprobs
 from nva.state.request import NO_LOGPROBS, Finished, FinishReason, Request
-from nva.state.rows import Rows, request_of, requests_of, running, update
+from nva.state.rows import Rows, request_of, running, token_ids
 from nva.steps.allocate import vacate
 from nva.steps.pack import scored_tokens
 
@@ -29,20 +26,20 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     is_live = rows.is_running[plan.sample_rows] & (rows.arrival[plan.sample_rows] == plan.sample_arrivals)
     is_given = is_live & sampled.is_finite
     given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given]
-    requests = requests_of(rows, given)
+    requests = rows.requests[given].tolist()
     rows = _appended(rows, given, tokens)
-    finished = _finished(rows, given, requests, tokens)
+    finished = _finished(rows, given, tokens)
     for row in plan.sample_rows[is_live & ~sampled.is_finite].tolist():
         finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
         samples=rows.sample[given],
         tokens=tokens,
-        logprobs=_logprobs(requests, sampled.logprobs, np.flatnonzero(is_given).tolist(), tokens),
+        logprobs=_logprobs(requests, sampled.logprobs, is_given, tokens),
         scores=scores,
         finished=list(finished.values()),
     )
-    state = attrs.evolve(state, rows=rows)
+    state = evolve(state, rows=rows)
     return (vacate(state, list(finished)) if finished else state), output
 
 
@@ -54,7 +51,7 @@ def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[Engin
             sample=sample,
             reason="abort",
             stopped_by=None,
-            token_ids=tuple(entry.history[len(entry.request.prompt) : entry.n_known]),
+            token_ids=tuple(entry.tokens[len(entry.request.prompt) :].tolist()),
             n_cached=entry.n_cached or 0,
         )
         for entry in state.waiting
@@ -68,7 +65,7 @@ def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[Engin
         for row in ended
         for i in range(int(state.rows.n_samples[row]))
     ]
-    return vacate(attrs.evolve(state, waiting=waiting), ended), finished
+    return vacate(evolve(state, waiting=waiting), ended), finished
 
 
 def stop(state: EngineState, request_id: int | str, sample: int, text: str) -> tuple[EngineState, Finished | None]:
@@ -79,19 +76,19 @@ def stop(state: EngineState, request_id: int | str, sample: int, text: str) -> t
     return state, None
 
 
-def _appended(rows: Rows, row_ids: Int, tokens: Int) -> Rows:
+def _appended(rows: Rows, row_ids: Ids, tokens: Int) -> Rows:
     """The rows with one more known token each."""
     n_known = rows.n_known[row_ids]
-    histories = append_each(rows.histories, row_ids.tolist(), n_known.tolist(), tokens.tolist())
-    return attrs.evolve(update(rows, row_ids, n_known=n_known + 1, newest=tokens), histories=histories)
+    histories = append_entries(rows.histories, row_ids, n_known, tokens)
+    return evolve(rows, n_known=write(rows.n_known, row_ids, n_known + 1), histories=histories)
 
 
-def _finished(rows: Rows, row_ids: Int, requests: Sequence[Request], tokens: Int) -> dict[int, Finished]:
+def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     """The rows that their newest token ends, by row id."""
+    is_stop = (rows.stop_ids[row_ids] == tokens[:, None]).any(axis=1)
     is_long = rows.n_known[row_ids] >= rows.max_len[row_ids]
-    is_stop = [token in request.stop_ids for token, request in zip(tokens.tolist(), requests, strict=True)]
     finished: dict[int, Finished] = {}
-    for j in np.flatnonzero(np.array(is_stop, np.bool_) | is_long).tolist():
+    for j in (is_stop | is_long).nonzero()[0].tolist():
         row, reason, stopped_by = int(row_ids[j]), "stop" if is_stop[j] else "length", int(tokens[j])
         sample = int(rows.sample[row])
         finished[row] = _finished_row(rows, row, sample, reason, stopped_by if is_stop[j] else None)
@@ -101,19 +98,18 @@ def _finished(rows: Rows, row_ids: Int, requests: Sequence[Request], tokens: Int
 def _finished_row(
     rows: Rows, row: int, sample: int, reason: FinishReason, stopped_by: int | str | None = None
 ) -> Finished:
-    output = tokens_between(rows.histories[row], int(rows.n_prompt[row]), int(rows.n_known[row]))
     return Finished(
         request=request_of(rows, row),
         sample=sample,
         reason=reason,
         stopped_by=stopped_by,
-        token_ids=tuple(output.tolist()),
+        token_ids=tuple(token_ids(rows, row)[rows.n_prompt[row] :].tolist()),
         n_cached=int(rows.n_cached[row]),
     )
 
 
 def _logprobs(
-    requests: Sequence[Request], logprobs: Logprobs | None, entries: list[int], tokens: Int
+    requests: Sequence[Request], logprobs: Logprobs | None, is_given: Bool, tokens: Int
 ) -> list[TokenLogprobs | None]:
     """For each token its log-probabilities, where its request asks for them."""
     if logprobs is None:
@@ -121,7 +117,7 @@ def _logprobs(
     asked = [NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs for request in requests]
     return [
         None if n == NO_LOGPROBS else _token_logprobs(logprobs, entry, token, n)
-        for n, entry, token in zip(asked, entries, tokens.tolist(), strict=True)
+        for n, entry, token in zip(asked, is_given.nonzero()[0].tolist(), tokens.tolist(), strict=True)
     ]
 
 

@@ -6,26 +6,25 @@ Read next: forward.py and sample.py, which consume them.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 
-from nva.state.columns import Column, Float, Int, tokens_between
+from nva.state.columns import Column, Float, Ids, Int, entries_at
 from nva.state.config import Limits, bucket_for
 from nva.state.engine import EngineState
 from nva.state.media import positions_between
 from nva.state.plan import Batch, Draw, ImageSpan, Plan
-from nva.state.rows import history_of, request_of, token_ids
+from nva.state.rows import request_of, token_ids
 from nva.steps.schedule import is_scored
 
 
 def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
     """The step's packed tokens, and how to sample from the logits they give. `state` is the one schedule() gave."""
-    ends = np.cumsum(plan.counts, dtype=np.int32)
+    ends = plan.counts.cumsum(dtype=np.int32)
     is_source = np.zeros(len(plan.rows), np.bool_)
     is_source[plan.sample_sources] = True
-    logit_rows = (np.cumsum(is_source, dtype=np.int32) - 1)[plan.sample_sources]
+    logit_rows = (is_source.cumsum(dtype=np.int32) - 1)[plan.sample_sources]
     scored = scored_tokens(state, plan)
     logit_index = np.concatenate([ends[is_source] - 1, np.array([index for _, _, index in scored], np.int32)])
     batch = _pack_batch(state, plan, ends, logit_index)
@@ -35,7 +34,7 @@ def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     """Prompt tokens whose log-probabilities this step gives: (row, position, packed index that predicts it)."""
     rows, found = state.rows, list[tuple[int, int, int]]()
-    for i in np.flatnonzero(plan.counts > 1).tolist():
+    for i in (plan.counts > 1).nonzero()[0].tolist():
         row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[:i].sum())
         if is_scored(request_of(rows, row), int(rows.n_known[row])):
             end = min(start + int(plan.counts[i]), int(rows.n_prompt[row]) - 1)
@@ -44,7 +43,7 @@ def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
 
 
 def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> Batch:
-    limits, n, n_rows = state.limits, plan.n_tokens, len(plan.rows)
+    limits, n, n_rows = state.limits, int(ends[-1]), len(plan.rows)
     n_padded = bucket_for(n, limits.token_buckets)
     n_padded_rows = bucket_for(n_rows + 1, limits.row_buckets) if limits.row_buckets else n_rows
     width = limits.table_width if limits.row_buckets else int(state.rows.n_blocks[plan.rows].max())
@@ -59,13 +58,14 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
         "copies": plan.copies.shape,
     }
     buffer, views = _laid_out(shapes)
-    positions = np.arange(n, dtype=np.int32) + np.repeat(plan.starts - ends + plan.counts, plan.counts)
-    tables = state.rows.block_tables.ids
+    row_ids = plan.rows.repeat(plan.counts)
+    positions = np.arange(n) + (plan.starts - ends + plan.counts).repeat(plan.counts)
     block, offset = np.divmod(positions, limits.block_size)
-    views["token_ids"][:n] = _token_ids(state, plan, ends)
+    tables, histories = state.rows.block_tables, state.rows.histories
+    views["token_ids"][:n] = entries_at(histories, row_ids, positions)
     views["positions"][:, :n] = positions if limits.position_axes == 1 else _rope_positions(state, plan)
-    views["slots"][:n] = tables[np.repeat(plan.rows, plan.counts), block] * limits.block_size + offset
-    views["block_tables"][:n_rows] = tables[plan.rows, :width]
+    views["slots"][:n] = entries_at(tables, row_ids, block) * limits.block_size + offset
+    views["block_tables"][:n_rows] = entries_at(tables, plan.rows, slice(width))
     views["query_ends"][:n_rows] = ends
     views["context_lens"][:n_rows] = plan.starts + plan.counts
     views["logit_index"][: len(logit_index)] = logit_index
@@ -104,13 +104,12 @@ def _n_logits(n: int, n_padded_rows: int, limits: Limits) -> int:
 
 def _laid_out(shapes: dict[str, tuple[int, ...]]) -> tuple[Int, dict[str, Int]]:
     """One zeroed int32 buffer, and views of these shapes that follow each other in it."""
-    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    buffer = np.zeros(ends[-1], np.int32)
-    starts = [0, *ends]
-    return buffer, {
-        name: buffer[start:end].reshape(shape)
-        for (name, shape), start, end in zip(shapes.items(), starts, ends, strict=False)
-    }
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    buffer, views, end = np.zeros(sum(sizes), np.int32), dict[str, Int](), 0
+    for (name, shape), size in zip(shapes.items(), sizes, strict=True):
+        start, end = end, end + size
+        views[name] = buffer[start:end].reshape(shape)
+    return buffer, views
 
 
 def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
@@ -124,21 +123,10 @@ def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
     views["block_tables"][n_rows:, :n_scratch] = np.arange(n_scratch)
 
 
-def _token_ids(state: EngineState, plan: Plan, ends: Int) -> Int:
-    """The planned tokens [n], one row after another: a decode row's is its newest, a chunk's are from its history."""
-    rows, tokens = state.rows, np.empty(plan.n_tokens, np.int32)
-    is_newest = plan.starts == rows.n_known[plan.rows] - 1
-    tokens[ends[is_newest] - 1] = rows.newest[plan.rows[is_newest]]
-    for i in np.flatnonzero(~is_newest).tolist():
-        start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
-        tokens[ends[i] - plan.counts[i] : ends[i]] = tokens_between(history_of(rows, int(plan.rows[i])), start, end)
-    return tokens
-
-
 def _pack_draw(
     state: EngineState, plan: Plan, logit_rows: Int, n_sources: int, scored: list[tuple[int, int, int]]
 ) -> Draw:
-    rows, sampling = state.rows, np.take(state.rows.sampling, plan.sample_rows)  # several times faster than an index
+    rows, sampling = state.rows, state.rows.sampling.take(plan.sample_rows)  # several times faster than an index
     bias_at, bias = _biases(state, plan, sampling)
     asked = [request_of(rows, row).params.prompt_logprobs or 0 for row in {row for row, _, _ in scored}]
     return Draw(
@@ -154,7 +142,7 @@ def _pack_draw(
         bias=bias,
         n_logprobs=sampling["n_logprobs"].copy(),
         score_rows=np.arange(n_sources, n_sources + len(scored), dtype=np.int32),
-        score_tokens=np.array([history_of(rows, row)[position] for row, position, _ in scored], np.int32),
+        score_tokens=np.array([token_ids(rows, row)[position] for row, position, _ in scored], np.int32),
         n_score_logprobs=max(asked, default=0),
     )
 
@@ -163,7 +151,7 @@ def _biases(state: EngineState, plan: Plan, sampling: Column) -> tuple[Int, Floa
     """The logits to change, [K, 2] of (sample, token), and by how much, [K]: logit_bias, and no stop before min_len."""
     rows, changes = state.rows, dict[tuple[int, int], float]()
     is_early = rows.n_computed[plan.sample_rows] < sampling["min_len"]
-    changed = np.flatnonzero(sampling["is_biased"] | is_early).tolist()
+    changed = (sampling["is_biased"] | is_early).nonzero()[0].tolist()
     if not changed:
         return np.zeros((0, 2), np.int32), np.zeros(0)
     for j in changed:
@@ -174,6 +162,6 @@ def _biases(state: EngineState, plan: Plan, sampling: Column) -> tuple[Int, Floa
     return np.array(list(changes), np.int32).reshape(-1, 2), np.array(list(changes.values()), np.float64)
 
 
-def _which(mask: Column, row_ids: Int) -> list[tuple[int, int]]:
+def _which(mask: Column, row_ids: Ids) -> list[tuple[int, int]]:
     """(index, row) where the mask is set."""
-    return [(j, int(row_ids[j])) for j in np.flatnonzero(mask).tolist()]
+    return [(j, int(row_ids[j])) for j in mask.nonzero()[0].tolist()]

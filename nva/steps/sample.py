@@ -8,6 +8,7 @@ device before the one copy at the end. Read next: Draw and Sampled in state/plan
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,16 +19,16 @@ from torch import Tensor
 from nva.state.columns import Column, Int
 from nva.state.plan import Draw, Logprobs, Sampled
 from nva.state.request import NO_LOGPROBS
+from nva.steps.noise import MOST_NOISE, gumbel_of, row_keys
 
 Filter = Callable[[Tensor, Column], None]
 """What filter_gaps is: a device may have its own."""
 
-NEXT_TOKEN = 0
-"""The purpose of an ordinary draw. Another use of randomness at the same position takes another number."""
-
-_GREEDY, _PLAIN, _FILTERED, _TOP_K = range(4)
+_GREEDY, _PLAIN, _TOP_P, _TOP_K = range(4)
 _MAX = torch.finfo(torch.float32).max
 _INFINITY_BITS = 0x7F800000
+_GROUP = 64  # tokens of which only the likeliest is looked at in the search for a bound
+_FEW = 0.2  # of the tokens: beyond, working on all of them costs less than gathering some
 _CPU_SLICE = 2**22  # bytes of logits worked on at once: small enough to stay in a cache
 _DEVICE_SLICE = 2**26  # large enough to need few launches, small enough for temporaries
 
@@ -56,32 +57,34 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
 def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
     """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
     is_plain = not (draw.penalized or len(draw.bias) or draw.params["temperature"].any())
-    if is_plain and len(draw.logit_rows):
-        return _likeliest(logits, draw.logit_rows)
+    if is_plain and len(draw.logit_rows):  # logits are read, once on a CPU
+        x = _rows_of(logits, draw.logit_rows)
+        tokens = _argmax(x)
+        tops = x.gather(1, tokens[:, None])[:, 0] if x.device.type == "cpu" else x.amax(-1)
+        return torch.stack([tokens.int(), tops.isfinite().int()])
     kinds = _kinds(draw.params, logits.shape[1])
     order = np.lexsort((draw.params["top_k"], kinds))
     picked = [torch.empty((2, 0), dtype=torch.int32, device=logits.device)]
     for kind in range(4):
         group = order[kinds[order] == kind]
         for part in _slices(len(group), logits):
-            rows = logits.index_select(0, _put(draw.logit_rows[group[part]], logits))
-            picked.append(_choose_slice(rows, draw, group[part], kind, filter_ or filter_gaps))
+            members = group[part]
+            x = _rows_of(logits, draw.logit_rows[members])
+            picked.append(_choose_slice(x, draw, members, kind, filter_ or filter_gaps))
     return torch.cat(picked, dim=1).index_select(1, _put(np.argsort(order), logits))
 
 
 def _kinds(params: Column, n_tokens: int) -> Column:
-    """What each sample needs: the maximum, noise, noise and a filter, or these with a top_k."""
+    """What each sample needs: the maximum, noise (and perhaps min_p), these and top_p, or these with a top_k."""
     has_top_k = (params["top_k"] > 0) & (params["top_k"] < n_tokens)
-    has_other = (params["top_p"] < 1) | (params["min_p"] > 0)
-    kinds = np.where(has_top_k, _TOP_K, np.where(has_other, _FILTERED, _PLAIN))
+    kinds = np.where(has_top_k, _TOP_K, np.where(params["top_p"] < 1, _TOP_P, _PLAIN))
     return np.where(params["temperature"] == 0, _GREEDY, kinds)
 
 
-def _likeliest(logits: Tensor, rows: Int) -> Tensor:
-    """[2, S] as in `choose`, where all are greedy and nothing changes the logits: they are read, not copied."""
+def _rows_of(logits: Tensor, rows: Int) -> Tensor:
+    """These rows of the logits: a view where they follow each other, to read only."""
     is_range = (np.diff(rows) == 1).all()
-    x = logits[rows[0] : rows[-1] + 1] if is_range else logits.index_select(0, _put(rows, logits))
-    return torch.stack([_argmax(x).int(), x.amax(-1).isfinite().int()])
+    return logits[rows[0] : rows[-1] + 1] if is_range else logits.index_select(0, _put(rows, logits))
 
 
 def _argmax(x: Tensor) -> Tensor:
@@ -90,18 +93,82 @@ def _argmax(x: Tensor) -> Tensor:
 
 
 def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
-    """[2, n] as in `choose`, for n samples of one kind and x [n, V], their own copy of the logits."""
-    is_finite = x.amax(-1).isfinite()
-    adjust(x, draw, members)
+    """[2, n] as in `choose`, for n samples of one kind and their logits x [n, V]."""
+    is_finite, params, is_cpu = x.amax(-1).isfinite(), draw.params[members], x.device.type == "cpu"
+    if draw.penalized or len(draw.bias):
+        x = x.clone()
+        adjust(x, draw, members)
     if kind == _GREEDY:
         tokens = _argmax(x)
+    elif kind == _TOP_K and is_cpu:
+        x, ids = _nearest(x, int(params["top_k"].max()))
+        tokens = ids.gather(1, _draw_from(x, ids, draw, members, filter_)[:, None])[:, 0]
     else:
-        params = draw.params[members]
-        gaps = x.sub_(x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
-        if kind != _PLAIN:
-            filter_(gaps, params)
-        tokens = _argmax(gumbel(_put(row_keys(draw, members), x), x.shape[1]).sub_(gaps))
+        near = _within_reach(x, draw, members) if kind == _PLAIN and is_cpu else None
+        if near is not None:
+            tokens = _draw_near(x, near, draw, members)
+        else:
+            has_filter = kind != _PLAIN or (params["min_p"] > 0).any()
+            tokens = _draw_from(x, _ids(x), draw, members, filter_ if has_filter else None)
     return torch.stack([tokens.int(), is_finite.int()])
+
+
+def _draw_from(x: Tensor, ids: Tensor, draw: Draw, members: Column, filter_: Filter | None) -> Tensor:
+    """[n] Which of the tokens `ids`, whose logits are x [n, m], is drawn in each row."""
+    params = draw.params[members]
+    gaps = (x - x.amax(-1, keepdim=True)).div_(_put(-params["temperature"][:, None], x))
+    if filter_:
+        filter_(gaps, params)
+    return _argmax(gumbel_of(_put(row_keys(draw, members), x), ids).sub_(gaps))
+
+
+def _within_reach(x: Tensor, draw: Draw, members: Column) -> Column | None:
+    """[n, V] The tokens that the most noise there is could lift above the likeliest token and its own noise; no other
+    is ever drawn. None if they are so many that working on all costs less."""
+    likeliest = _argmax(x)[:, None]
+    noise = gumbel_of(_put(row_keys(draw, members), x), likeliest)
+    temperature = _put(draw.params["temperature"][members][:, None], x)
+    is_near = ~(x.numpy() < (x.gather(1, likeliest) - temperature * (MOST_NOISE - noise)).numpy())  # all, where NaN
+    return is_near if np.count_nonzero(is_near) < _FEW * is_near.size else None
+
+
+def _draw_near(x: Tensor, is_near: Column, draw: Draw, members: Column) -> Tensor:
+    """[n] The tokens drawn from x [n, V], without top_k and top_p, if only these count."""
+    params, (row, token) = draw.params[members], _places(is_near)
+    keys, temperature, limit = (
+        _put(column, x)[row] for column in (row_keys(draw, members), params["temperature"], _min_p_limit(params))
+    )
+    gaps = (x.amax(-1)[row] - x[row, token]) / temperature
+    scores = gumbel_of(keys, token[:, None])[:, 0].sub_(gaps.masked_fill_(gaps > limit, torch.inf)).numpy()
+    starts = np.searchsorted(row.numpy(), np.arange(len(x) + 1))
+    return token[[start + scores[start:end].argmax() for start, end in itertools.pairwise(starts.tolist())]]
+
+
+def _ids(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
+
+
+def _places(mask: Column) -> tuple[Tensor, Tensor]:
+    """The rows and columns where a mask [n, V] is set, in order; a fourth of np.nonzero's time."""
+    row, column = np.divmod(np.flatnonzero(mask), mask.shape[1])
+    return torch.as_tensor(row), torch.as_tensor(column)
+
+
+def _nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The tokens of each row of x [n, V] among which its k likeliest are, in order: their logits and ids [n, m], filled
+    up with minus infinity. At least k tokens reach the k-th largest of the maxima of groups of tokens."""
+    n, n_tokens = x.shape
+    n_groups = n_tokens // _GROUP
+    if n_groups < 2 * k:
+        return x, _ids(x).expand(n, -1)
+    maxima = x[:, : n_groups * _GROUP].reshape(n, n_groups, _GROUP).amax(-1)
+    is_near = ~(x.numpy() < maxima.topk(k).values[:, -1:].numpy())
+    counts = np.count_nonzero(is_near, axis=1)
+    is_filled = torch.as_tensor(np.arange(counts.max()) < counts[:, None])
+    row, token = _places(is_near)
+    ids, logits = torch.zeros(is_filled.shape, dtype=torch.int32), x.new_full(is_filled.shape, -torch.inf)
+    ids[is_filled], logits[is_filled] = token.int(), x[row, token]
+    return logits, ids
 
 
 def adjust(x: Tensor, draw: Draw, members: Column) -> None:
@@ -145,8 +212,7 @@ def filter_gaps(gaps: Tensor, params: Column) -> None:
     """
     n_tokens = gaps.shape[1]
     top_k = np.where((params["top_k"] > 0) & (params["top_k"] < n_tokens), params["top_k"], n_tokens)[:, None]
-    with np.errstate(divide="ignore"):
-        limit = _put(-np.log(params["min_p"][:, None]), gaps)
+    limit = _put(_min_p_limit(params)[:, None], gaps)
     # Where top_p is off, no rounding of a sum may drop a token.
     top_p = _put(np.where(params["top_p"] < 1, params["top_p"], np.float32(np.inf))[:, None], gaps)
     if top_k.min() < n_tokens:
@@ -154,6 +220,12 @@ def filter_gaps(gaps: Tensor, params: Column) -> None:
     elif params["top_p"].min() < 1:
         limit = _limit_of_all(gaps, limit, top_p)
     gaps.masked_fill_(gaps > limit, torch.inf)
+
+
+def _min_p_limit(params: Column) -> Column:
+    """[n] The largest gap that min_p leaves."""
+    with np.errstate(divide="ignore"):
+        return -np.log(params["min_p"])
 
 
 def _limit_of_nearest(gaps: Tensor, limit: Tensor, top_k: Column, top_p: Tensor) -> Tensor:
@@ -181,40 +253,6 @@ def _limit_of_all(gaps: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:
 
 def _as_float(bits: Tensor) -> Tensor:
     return bits.clamp(max=_INFINITY_BITS).view(torch.float32)
-
-
-def row_keys(draw: Draw, members: Column, purpose: int = NEXT_TOKEN) -> Column:
-    """[n, 2] int32: 64 bits for each (seed, sample, position, purpose), mixed by SplitMix64 (Steele et al. 2014)."""
-    keys = _split_mix(draw.params["seed"][members])
-    for words in (draw.samples[members], draw.positions[members], np.full(len(members), purpose)):
-        keys = _split_mix(keys ^ words.astype(np.uint64))
-    return keys.view(np.int32).reshape(-1, 2)
-
-
-def _split_mix(z: Column) -> Column:
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def gumbel(keys: Tensor, n_tokens: int) -> Tensor:
-    """Gumbel noise [n, V] float32 for row keys [n, 2] int32, a pure function of key and token id, within [-2.9, 16.7].
-
-    The argmax of log-probabilities plus such noise is a draw from their distribution (Maddison et al. 2014).
-    """
-    tokens = _finalize(torch.arange(n_tokens, dtype=torch.int32, device=keys.device))
-    hashed = _finalize((tokens * (keys[:, :1] | 1)).add_(keys[:, 1:]))  # an odd factor keeps a row's tokens distinct
-    # 23 bits become the mantissa of a float in [1, 2), then the middle of one of 2**23 equal parts of (0, 1), exactly.
-    uniform = (hashed >> 9).bitwise_and_(0x7FFFFF).bitwise_or_(0x3F800000).view(torch.float32).sub_(1 - 2**-24)
-    return uniform.log_().neg_().log_().neg_()
-
-
-def _finalize(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer (Appleby 2011), in place on int32: products wrap, masks make shifts logical."""
-    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x85EBCA6B - 2**32)
-    x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(0xC2B2AE35 - 2**32)
-    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:

@@ -13,12 +13,12 @@ import attrs
 import numpy as np
 
 from nva.state.blocks import ROOT
-from nva.state.columns import Int, replaced, write_entries
+from nva.state.columns import Column, Ids, Int, evolve, replace_entries
 from nva.state.config import blocks_for
 from nva.state.engine import EngineState, Waiting
 from nva.state.plan import Batch, Plan
 from nva.state.request import Request, sampling_of
-from nva.state.rows import Rows, n_reserved, request_of, running, update
+from nva.state.rows import NO_TOKEN, Rows, n_reserved, request_of, running, token_ids, update
 from nva.steps.allocate import fork, grow, n_blocks_due, share, take, vacate
 from nva.steps.prefix import forget, match, publish
 from nva.steps.submit import requeue
@@ -69,9 +69,9 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     )
 
 
-def _packed(decoding: Int, work: _Work) -> tuple[Int, Int]:
+def _packed(decoding: Ids, work: _Work) -> tuple[Ids, Int]:
     """The rows of a step, those that decode first, and how many tokens each computes."""
-    rows, counts = np.array(work.rows, np.int32), np.array(work.counts, np.int32)
+    rows, counts = np.array(work.rows, np.intp), np.array(work.counts, np.int32)
     return np.concatenate([decoding, rows]), np.concatenate([np.ones(len(decoding), np.int32), counts])
 
 
@@ -80,7 +80,7 @@ def is_scored(request: Request, n_known: int) -> bool:
     return request.params.prompt_logprobs is not None and n_known == len(request.prompt)
 
 
-def _preempt_for(state: EngineState, decoding: Int) -> tuple[EngineState, Int, Preempted]:
+def _preempt_for(state: EngineState, decoding: Ids) -> tuple[EngineState, Ids, Preempted]:
     """Preempt running rows, last in order first, until the decoding rows that remain can each grow by a token.
 
     One row alone always can: submit() ends its growth where the pool ends.
@@ -96,7 +96,7 @@ def _preempt_for(state: EngineState, decoding: Int) -> tuple[EngineState, Int, P
 
 def preempt(state: EngineState, row: int) -> EngineState:
     """Send a running row back to wait; its blocks are freed, its tokens kept."""
-    return attrs.evolve(vacate(state, [row]), waiting=requeue(state.waiting, _as_waiting(state.rows, row)))
+    return evolve(vacate(state, [row]), waiting=requeue(state.waiting, _as_waiting(state.rows, row)))
 
 
 def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
@@ -109,14 +109,13 @@ def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
         if (int(state.rows.arrival[row]), int(state.rows.sample[row])) in plan.preempted:
             state = preempt(state, row)
     written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
-    return attrs.evolve(state, blocks=forget(state.blocks, sorted(written)))
+    return evolve(state, blocks=forget(state.blocks, sorted(written)))
 
 
 def _as_waiting(rows: Rows, row: int) -> Waiting:
     return Waiting(
         request=request_of(rows, row),
-        history=rows.histories[row],
-        n_known=int(rows.n_known[row]),
+        tokens=token_ids(rows, row).copy(),
         sample=int(rows.sample[row]),
         n_samples=int(rows.n_samples[row]),
         arrival=int(rows.arrival[row]),
@@ -125,7 +124,7 @@ def _as_waiting(rows: Rows, row: int) -> Waiting:
     )
 
 
-def _chunk(work: _Work, rows: Rows, row_ids: Int) -> _Work:
+def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
     """Give each row in turn as much of its uncomputed tokens as the budgets allow."""
     for row in row_ids.tolist():
         if not work.tokens_left:
@@ -144,10 +143,10 @@ def _chunk(work: _Work, rows: Rows, row_ids: Int) -> _Work:
     return work
 
 
-def _advance(state: EngineState, row_ids: Int, counts: Int) -> EngineState:
+def _advance(state: EngineState, row_ids: Ids, counts: Int) -> EngineState:
     """Count these tokens as computed; the blocks they fill can be found from here on."""
     computed = state.rows.n_computed[row_ids] + counts
-    return publish(attrs.evolve(state, rows=update(state.rows, row_ids, n_computed=computed)), row_ids)
+    return publish(evolve(state, rows=update(state.rows, row_ids, n_computed=computed)), row_ids)
 
 
 def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
@@ -160,10 +159,10 @@ def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
         if placed is None:
             break
         after, row, n_hit = placed
-        given = _chunk(work, after.rows, np.array([row], np.int32))
+        given = _chunk(work, after.rows, np.array([row]))
         if given is work:
             break  # it asks for scores, and this step has no more of them
-        state = _advance(after, np.array([row], np.int32), np.array(given.counts[-1:], np.int32))
+        state = _advance(after, np.array([row]), np.array(given.counts[-1:], np.int32))
         work = attrs.evolve(given, n_hit=work.n_hit + n_hit)
     return state, work
 
@@ -177,7 +176,7 @@ def _place(state: EngineState, entry: Waiting) -> tuple[EngineState, int, int] |
     if n_reserved(rows) + entry.n_samples > limits.max_rows:
         return None
     is_cacheable = limits.prefix_caching and not is_scored(entry.request, entry.n_known)
-    known = entry.history, entry.n_known, limits.block_size, entry.request.media
+    known = entry.tokens, limits.block_size, entry.request.media
     hits, chain = match(blocks, *known) if is_cacheable else ([], ROOT)
     n_new = blocks_for(entry.n_known, limits.block_size) - len(hits)
     n_revived = int((blocks.ref_counts[hits] == 0).sum())
@@ -187,22 +186,26 @@ def _place(state: EngineState, entry: Waiting) -> tuple[EngineState, int, int] |
     row, n_hit = int(np.argmin(rows.is_running)), len(hits) * limits.block_size
     rows = _filled(rows, row, entry, [*hits, *new], n_hit, state)
     rows = update(rows, row, n_published=len(hits), chain=chain)
-    return attrs.evolve(state, rows=rows, blocks=blocks, waiting=state.waiting[1:]), row, n_hit
+    return evolve(state, rows=rows, blocks=blocks, waiting=state.waiting[1:]), row, n_hit
 
 
 def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, state: EngineState) -> Rows:
-    request, limits = entry.request, state.limits
+    request, limits, at = entry.request, state.limits, np.array([row])
     n_prompt = len(request.prompt)
     seed = (state.seed * 0x9E3779B97F4A7C15 + entry.arrival + 1) % 2**64  # one of its own for each unseeded request
-    rows = attrs.evolve(
+    stop_ids = _widened(rows.stop_ids, len(request.stop_ids))
+    rows = evolve(
         rows,
-        requests=replaced(rows.requests, row, request),
-        histories=replaced(rows.histories, row, entry.history),
+        stop_ids=stop_ids,
+        histories=replace_entries(rows.histories, at, entry.tokens, entry.n_known),
+        block_tables=replace_entries(rows.block_tables, at, np.array(table), len(table)),
     )
-    rows = update(
+    return update(
         rows,
         row,
         is_running=True,
+        requests=request,
+        stop_ids=[*request.stop_ids, *[NO_TOKEN] * (stop_ids.shape[1] - len(request.stop_ids))],
         arrival=entry.arrival,
         rank=entry.rank,
         sample=entry.sample,
@@ -213,24 +216,26 @@ def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, 
         n_tokens=entry.n_known,
         max_len=min(n_prompt + (request.params.max_tokens or 0), limits.max_model_len, limits.pool_len),
         n_cached=n_hit if entry.n_cached is None else entry.n_cached,
-        newest=entry.history[entry.n_known - 1],
         n_blocks=len(table),
         sampling=sampling_of(request, seed),
     )
-    tables = write_entries(rows.block_tables, rows.n_blocks, (row, slice(len(table))), table)
-    return attrs.evolve(rows, block_tables=tables)
 
 
-def _start_samples(state: EngineState, row_ids: Int) -> tuple[EngineState, Int, Int]:
+def _widened(stop_ids: Column, width: int) -> Column:
+    """The column with room for that many ids in each row."""
+    missing = max(0, width - stop_ids.shape[1])
+    return np.pad(stop_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN) if missing else stop_ids
+
+
+def _start_samples(state: EngineState, row_ids: Ids) -> tuple[EngineState, Ids, Ids]:
     """Which rows sample now, and from which planned row's logits; fresh prompts fork into their samples first."""
     rows = state.rows
-    sources = np.flatnonzero(rows.n_computed[row_ids] == rows.n_tokens[row_ids]).astype(np.int32)
+    (sources,) = (rows.n_computed[row_ids] == rows.n_tokens[row_ids]).nonzero()
     sample_rows = row_ids[sources]
     for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
-        state = attrs.evolve(state, rows=update(state.rows, row, n_samples=1))
+        state = evolve(state, rows=update(state.rows, row, n_samples=1))
         state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
-        sample_rows = np.array([*sample_rows, *forks], np.int32)
-        sources = np.array([*sources, *[source] * len(forks)], np.int32)
+        sample_rows, sources = np.array([*sample_rows, *forks]), np.array([*sources, *[source] * len(forks)])
     rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)
-    return attrs.evolve(state, rows=rows), sample_rows, sources
+    return evolve(state, rows=rows), sample_rows, sources

@@ -8,9 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-import attrs
-
-from nva.state.columns import history
+from nva.state.columns import evolve
 from nva.state.config import Limits
 from nva.state.engine import EngineState, Waiting
 from nva.state.request import Request
@@ -35,7 +33,7 @@ def submit(state: EngineState, requests: Sequence[Request]) -> EngineState:
         entries.append(_waiting(request, arrival, float(rank)))
     waiting = tuple(sorted([*state.waiting, *entries], key=lambda entry: entry.order))
     n_arrived = state.n_arrived + len(requests)
-    return attrs.evolve(state, waiting=waiting, n_arrived=n_arrived, policy_state=policy_state)
+    return evolve(state, waiting=waiting, n_arrived=n_arrived, policy_state=policy_state)
 
 
 def check_fits(request: Request, limits: Limits) -> None:
@@ -65,8 +63,7 @@ def check_fits(request: Request, limits: Limits) -> None:
 def _waiting(request: Request, arrival: int, rank: float) -> Waiting:
     return Waiting(
         request=request,
-        history=history(request.prompt),
-        n_known=len(request.prompt),
+        tokens=request.prompt,
         sample=0,
         n_samples=request.params.n,
         arrival=arrival,

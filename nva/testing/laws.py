@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from nva.state.blocks import ROOT
+from nva.state.blocks import ROOT, free_ids
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, check
 from nva.state.errors import InvariantError
@@ -117,9 +117,9 @@ def snapshot(state: EngineState) -> Any:
     }
     rows = running(state.rows).tolist()
     tokens = {row: (token_ids(state.rows, row).tobytes(), block_table(state.rows, row).tobytes()) for row in rows}
-    waiting = [(entry.order, bytes(entry.history[: entry.n_known])) for entry in state.waiting]
-    index = sorted(state.blocks.index.as_dict().items())
-    return columns, tokens, waiting, index, state.n_arrived, state.policy_state
+    waiting = [(entry.order, entry.tokens.tobytes()) for entry in state.waiting]
+    index, free = sorted(state.blocks.index.as_dict().items()), free_ids(state.blocks)
+    return columns, tokens, waiting, index, free, state.n_arrived, state.policy_state
 
 
 def check_purity(state: EngineState, then: Any) -> None:

@@ -146,8 +146,8 @@ def write_shared_blocks(state, row_ids):
     return is_full, np.zeros_like(is_shared)
 
 
-def find_the_last_token(blocks, tokens, n_known, *rest):
-    return MATCH(blocks, tokens, n_known + 1, *rest)
+def find_the_last_token(blocks, tokens, *rest):
+    return MATCH(blocks, np.append(tokens, tokens[:1]), *rest)
 
 
 def preempt_the_first(rows):

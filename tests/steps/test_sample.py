@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from nva.state.plan import Draw
 from nva.state.request import NO_LOGPROBS, SAMPLING
 from nva.steps import sample as sample_module
-from nva.steps.sample import adjust, choose, filter_gaps, gumbel, logprobs, row_keys, sample
+from nva.steps.noise import gumbel, row_keys
+from nva.steps.sample import adjust, choose, filter_gaps, logprobs, sample
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
 RNG = np.random.default_rng(0)
@@ -339,6 +340,21 @@ def test_a_token_is_the_same_alone_and_in_any_batch(data, rows_per_slice):
         order = data.draw(st.permutations(range(len(together))))[: data.draw(st.integers(1, len(together)))]
         assert (tokens_of(logits, taken(draw, order)) == together[order]).all()
     assert ((together >= 0) & (together < n_tokens)).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0], ids=["flat", "peaked"])
+@pytest.mark.parametrize("temperature", [1e-3, 0.7, 1.5])
+@pytest.mark.parametrize("options", [{}, {"min_p": 0.02}, {"top_k": 3}, {"top_k": 20, "top_p": 0.8}], ids=str)
+def test_looking_at_few_tokens_gives_what_looking_at_all_gives(spread, temperature, options):
+    """Exactly: the same noise and the same gaps, compared among the same tokens or more."""
+    n, n_tokens = 40, 6000
+    logits = RNG.normal(size=(n, n_tokens)) * spread + 9 * (RNG.random((n, n_tokens)) < 0.01)
+    draw = draw_of(range(n), temperature=temperature, samples=range(n), **options)
+    x = torch.tensor(logits, dtype=torch.float32)
+    gaps = (x - x.amax(-1, keepdim=True)) / -torch.tensor(draw.params["temperature"][:, None].copy())
+    filter_gaps(gaps, draw.params)
+    noise = gumbel(torch.tensor(row_keys(draw, np.arange(n))), n_tokens)
+    assert tokens_of(x, draw).tolist() == (noise - gaps).numpy().argmax(-1).tolist()
 
 
 def test_samples_of_one_prompt_differ_and_repeat():
