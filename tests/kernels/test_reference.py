@@ -131,7 +131,9 @@ def test_experts_are_a_weighted_sum_over_those_chosen(case: MoeCase) -> None:
 @settings(max_examples=30)
 @given(case=moe_cases(dtype=torch.bfloat16))
 def test_experts_in_bfloat16(case: MoeCase) -> None:
-    out, expected, size = (x[~case.is_padding] for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True)))
+    out, expected, size = (
+        x[~case.is_padding] for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True))
+    )
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= 2**-6 * size + 2**-8).all()
 
