@@ -77,6 +77,7 @@ def test_run_is_load_and_generate(folder, engine) -> None:
 
 @pytest.mark.parametrize("prompt", ["Hello", [5, 6, 7], MESSAGES])
 def test_a_single_prompt_is_a_list_of_one(engine, prompt) -> None:
+    nva.generate(engine, prompt, GREEDY)  # both that are compared find it in the prefix cache
     assert nva.generate(engine, prompt, GREEDY) == nva.generate(engine, [prompt], GREEDY)
 
 
@@ -132,6 +133,17 @@ def test_logprobs_are_those_of_the_model(engine, folder) -> None:
         top = expected[position].topk(len(entry.top))
         assert [token for token, _ in entry.top] == top.indices.tolist()
     assert [len(entry.top) for entry in entries] == [1] * 4 + [2] * 3
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_a_prompt_has_its_logprobs_however_it_is_cut(engine, folder, chunk) -> None:
+    params = nva.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    prompt = list(range(10, 17))
+    (whole,) = nva.generate(engine, prompt, params)
+    (cut,) = nva.run(prompt, params, model=folder, **SIZES, max_batched_tokens=chunk)
+    assert [found.token for found in cut.prompt_logprobs[1:]] == prompt[1:]
+    for found, expected in zip(cut.prompt_logprobs[1:], whole.prompt_logprobs[1:], strict=True):
+        assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
 
 
 def test_a_stop_token_ends_the_text_before_it(engine) -> None:

@@ -34,7 +34,7 @@ def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     """Prompt tokens whose log-probabilities this step gives: (row, position, packed index that predicts it)."""
     rows, found = state.rows, list[tuple[int, int, int]]()
-    for i in (plan.counts > 1).nonzero()[0].tolist():
+    for i in (plan.starts < rows.n_prompt[plan.rows] - 1).nonzero()[0].tolist():
         row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[:i].sum())
         if is_scored(request_of(rows, row), int(rows.n_known[row])):
             end = min(start + int(plan.counts[i]), int(rows.n_prompt[row]) - 1)
