@@ -2,7 +2,7 @@
 
     python -m bench.plot FIGURES.json [COLUMN ...] [--out figure.png]
 
-Needs matplotlib, which nothing else does.
+Needs matplotlib: `pip install 'nva[bench]'`.
 """
 
 from __future__ import annotations

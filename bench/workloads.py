@@ -9,7 +9,7 @@ from __future__ import annotations
 from nva.bench import SHAPES, Workload, random_workload, shared_workload
 
 FASTER = {"W1": 1.5, "W2": 1.0, "W3": 1.0, "W4": 1.5}
-"""How many times as fast as any peer at the same precision nva is to be, and how many times as fast on a small model."""
+"""How many times as fast as any peer at the same precision nva is to be on a large model; below, on a small one."""
 FASTER_SMALL = FASTER | {"W2": 1.2, "W3": 1.15}
 FASTER_THAN_TRANSFORMERS = 2.5
 

@@ -39,9 +39,9 @@ def _answered(
     served: openvino_genai.ContinuousBatchingPipeline, prompts: list[list[int]], output_lens: list[int]
 ) -> tuple[float, int]:
     """Serve the prompts together: the clock at the first token, and how many tokens came."""
-    asked = [(i, openvino.Tensor(np.array([ids])), _greedy(n)) for i, (ids, n) in enumerate(zip(prompts, output_lens))]
-    handles = [served.add_request(*each) for each in asked]
-    first = 0.0
+    handles, first = [], 0.0
+    for i, (ids, n) in enumerate(zip(prompts, output_lens, strict=True)):
+        handles.append(served.add_request(i, openvino.Tensor(np.array([ids])), _greedy(n)))
     while served.has_non_finished_requests():
         served.step()
         if not first and any(handle.can_read() for handle in handles):

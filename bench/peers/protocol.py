@@ -28,33 +28,33 @@ Serve = Callable[[list[list[int]], list[int]], tuple[float, float, int]]
 
 
 @contextlib.contextmanager
-def running(python: str, name: str, model: str, dtype: str) -> Iterator[Callable[[Workload], tuple[float, float]]]:
+def running(python: str, module: str, model: str, dtype: str) -> Iterator[Callable[[Workload], tuple[float, float]]]:
     """A peer, started; the function asks it to serve a workload, and gives seconds to the first token and in all.
 
     Raises RuntimeError when the peer ends early or answers with fewer tokens than were asked for.
     """
-    command = [*shlex.split(python), "-m", "bench.peers.protocol", name, model, dtype]
+    command = [*shlex.split(python), "-m", "bench.peers.protocol", module, model, dtype]
     environment = {**os.environ, "OMP_NUM_THREADS": str(n_cores())}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as peer:
-        _answer(peer, name)
-        yield lambda workload: _ask(peer, name, workload)
+        _answer(peer, module)
+        yield lambda workload: _ask(peer, module, workload)
 
 
-def _ask(peer: subprocess.Popen[str], name: str, workload: Workload) -> tuple[float, float]:
+def _ask(peer: subprocess.Popen[str], module: str, workload: Workload) -> tuple[float, float]:
     assert peer.stdin is not None
     print(json.dumps([workload.prompts, workload.output_lens]), file=peer.stdin, flush=True)
-    first, whole, n_output = _answer(peer, name)
+    first, whole, n_output = _answer(peer, module)
     if n_output != sum(workload.output_lens):
-        raise RuntimeError(f"{name} answered with {n_output} tokens where {sum(workload.output_lens)} were asked for")
+        raise RuntimeError(f"{module} answered with {n_output} tokens where {sum(workload.output_lens)} were asked for")
     return first, whole
 
 
-def _answer(peer: subprocess.Popen[str], name: str) -> list[float]:
+def _answer(peer: subprocess.Popen[str], module: str) -> list[float]:
     assert peer.stdout is not None
     line = peer.stdout.readline()
     if not line:
-        raise RuntimeError(f"{name} ended without an answer; what it printed above says why")
+        raise RuntimeError(f"{module} ended without an answer; what it printed above says why")
     return json.loads(line)
 
 
@@ -63,11 +63,11 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def main(name: str, model: str, dtype: str) -> None:
+def main(module: str, model: str, dtype: str) -> None:
     """The peer's side: open it, say so with an empty list, then answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    serve: Serve = importlib.import_module(f"bench.peers.{name}").open_peer(model, dtype)
+    serve: Serve = importlib.import_module(module).open_peer(model, dtype)
     print(json.dumps([]), file=answers)
     for line in sys.stdin:
         print(json.dumps(serve(*json.loads(line))), file=answers)

