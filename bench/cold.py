@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench.options import parser
 from bench.peers.models import model_file
@@ -49,7 +50,7 @@ def main() -> None:
     model = str(model_file(args.model, "checkpoint"))
     cold_start(model, args.dtype)  # builds the kernels, and brings the files to memory
     fastest = min((cold_start(model, args.dtype) for _ in range(args.rounds)), key=lambda found: found["in all s"])
-    row = {"model": args.model or model, **fastest, "goal": goal(fastest["in all s"], at_most=LONGEST)}
+    row = {"model": Path(model).name, **fastest, "goal": goal(fastest["in all s"], at_most=LONGEST)}
     show("from a cold start to the first token", [row], args.json)
 
 

@@ -240,7 +240,7 @@ def goal(value: float, at_least: float | None = None, at_most: float | None = No
         return "none"
     sign, wanted, gap = (">=", at_least, -1) if at_most is None else ("<=", at_most, 1)
     missed = gap * (value / wanted - 1)
-    return f"{sign} {wanted:g}: " + ("met" if missed <= 0 else f"missed by {100 * missed:.2g} %")
+    return f"{sign} {_text(float(wanted))}: " + ("met" if missed <= 0 else f"missed by {_text(100 * missed)} %")
 
 
 def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
