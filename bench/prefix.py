@@ -2,7 +2,7 @@
 
     python -m bench.prefix [--model ...] [--n 8 16 32] [--shared 1024] [--own 32] [--output 32]
 
-Time should grow with the unique tokens only: each is computed once, and costs no more the more requests share it.
+Time should grow with the unique tokens only: each is computed once, and a request more costs no more than those before.
 Beside it, the same requests with the prefix cache off.
 """
 
@@ -26,9 +26,20 @@ def measure(engine: Engine, n: int, shared: int, own: int, output: int) -> dict[
         "unique tokens": n_unique,
         "computed": sum(step.n_tokens for step in report.steps),
         "seconds": report.seconds,
-        "ms per unique token": report.seconds / n_unique * 1e3,
         "host share": report.host_share,
     }
+
+
+def with_goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of growing numbers of requests, with the cost of each added one: a tenth above those before is allowed."""
+    found, before, limit = [], {"requests": 0, "seconds": 0.0}, None
+    for row in rows:
+        added = (row["seconds"] - before["seconds"]) / (row["requests"] - before["requests"]) * 1e3
+        computed = goal(row["computed"], at_most=row["unique tokens"] if row["prefix cache"] else None)
+        goals = {"goal: computed": computed, "goal: ms": goal(added, at_most=limit)}
+        found.append({**row, "ms per added request": added, **goals})
+        before, limit = row, 1.1 * added
+    return found
 
 
 def main() -> None:
@@ -39,14 +50,9 @@ def main() -> None:
     args = options.parse_args()
     sizes, most = (args.shared, args.own, args.output), max(args.n)
     rows = []
-    for is_cached, counts in ((True, args.n), (False, [most])):
+    for is_cached, counts in ((True, sorted(args.n)), (False, [most])):
         engine = open_model(args.model, args.dtype, max_rows=most, max_model_len=sum(sizes), prefix_caching=is_cached)
-        rows += [measure(engine, n, *sizes) for n in counts]
-    for row in rows:
-        is_cached = row["prefix cache"]
-        row["goal: computed"] = goal(row["computed"], at_most=row["unique tokens"] if is_cached else None)
-        slowest = 1.1 * rows[0]["ms per unique token"] if is_cached else None
-        row["goal: ms per token"] = goal(row["ms per unique token"], at_most=slowest)
+        rows += with_goals([measure(engine, n, *sizes) for n in counts])
     show(f"shared prefix, {engine.name}", rows, args.json)
 
 
