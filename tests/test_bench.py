@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.prefix import with_goals
 from nva import bench
 from tests.checkpoints import CASES, build
 
@@ -74,6 +75,14 @@ def test_the_work_of_a_prompt_is_what_a_sum_over_its_matrices_gives(engine) -> N
 
 def test_keys_and_values_of_a_token_are_counted_in_every_layer(engine) -> None:
     assert bench.kv_bytes(engine) == 2 * 2 * 2 * 8 * 4
+
+
+def test_a_request_that_joins_a_prefix_costs_no_more_than_those_before() -> None:
+    row = {"requests": 2, "seconds": 1.0, "computed": 10, "unique tokens": 10, "prefix cache": True}
+    more = [row, row | {"requests": 4, "seconds": 1.5}, row | {"requests": 5, "seconds": 1.8, "computed": 12}]
+    found = with_goals(more)
+    assert [row["goal: ms"] for row in found] == ["none", "<= 550: met", "<= 275: missed by 9.09 %"]
+    assert [row["goal: computed"] for row in found] == ["<= 10: met", "<= 10: met", "<= 10: missed by 20 %"]
 
 
 def test_tables_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
