@@ -94,7 +94,7 @@ def main() -> None:
             f"{length:>8}{n_blocks:>9}{us['schedule']:>10.0f}{us['pack']:>8.0f}{us['commit']:>8.0f}{us['step']:>8.0f}"
         )
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2))
+        args.json.write_text(json.dumps({"title": "host work of a step", "rows": figures}, indent=2))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     }
 }
 """Models that are measured by their shape alone, with random weights."""
+HOST_SHARE = 0.05  # of the time, that all but the forward may take
 
 
 @attrs.frozen(kw_only=True)
@@ -98,6 +100,7 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
         kv=empty_kv(spec, limits, kind),
         state=empty(limits),
         tokenizer=None,
+        reader=None,
         detokenizer=detokenizer(None),
         eos_ids=frozenset(),
         filter=kernels.make_filter_gaps(filter_gaps),
@@ -134,9 +137,14 @@ class Report:
         return self.n_output + sum(map(len, self.workload.prompts))
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Share of the time that each part took."""
+        return {part: sum(step.seconds[part] for step in self.steps) / self.seconds for part in PARTS}
+
+    @property
     def host_share(self) -> float:
         """Share of the time that was not spent in the forward."""
-        return 1 - sum(step.seconds["forward"] for step in self.steps) / self.seconds
+        return 1 - self.shares["forward"]
 
 
 def serve(engine: Engine, workload: Workload) -> Report:
@@ -213,6 +221,28 @@ def weight_bytes(engine: Engine) -> int:
     return sum(leaf.nbytes for leaf in found if isinstance(leaf, torch.Tensor))
 
 
+def kv_bytes(engine: Engine) -> int:
+    """Bytes of keys and values of one token, in all layers: a decode step reads them for each token of a row."""
+    return sum(tensor[0, 0].nbytes for layer in engine.kv.layers for tensor in layer)
+
+
+def prefill_operations(engine: Engine, n: int) -> float:
+    """Operations that a prompt of n tokens takes: products with the weights, and causal attention in every layer."""
+    layers = engine.params["layers"]
+    weights = sum(math.prod(weight.shape) for layer in layers for weight in layer.values())
+    attention = sum(4 * layer["o"].shape[1] * n * (n + 1) / 2 for layer in layers)
+    return 2 * n * weights + attention + 2 * math.prod(engine.params["head"].shape)
+
+
+def goal(value: float, at_least: float | None = None, at_most: float | None = None) -> str:
+    """How a figure stands to what is wanted of it, such as ">= 1.5: missed by 12 %"."""
+    if at_least is None and at_most is None:
+        return "none"
+    sign, wanted, gap = (">=", at_least, -1) if at_most is None else ("<=", at_most, 1)
+    missed = gap * (value / wanted - 1)
+    return f"{sign} {_text(float(wanted))}: " + ("met" if missed <= 0 else f"missed by {_text(100 * missed)} %")
+
+
 def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
     """Serve a workload; tokens per second, and the share of the time that the host took."""
     report = serve(engine, workload)
@@ -223,6 +253,7 @@ def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
         "output tokens/s": report.n_output / report.seconds,
         "total tokens/s": report.n_total / report.seconds,
         "host share": report.host_share,
+        "goal": goal(report.host_share, at_most=HOST_SHARE),
     }
 
 
@@ -231,14 +262,14 @@ def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
     serve(engine, workload)
     limit, report = bandwidth(), serve(engine, workload)
     per_token = (report.last[0] - report.first[0]) / max(1, report.n_output - 1)
+    length = len(workload.prompts[0]) + report.n_output / 2  # that a token reads, on average
     return {
         "model": engine.name,
         "first token ms": report.first[0] * 1e3,
         "ms per token": per_token * 1e3,
         "tokens/s": 1 / per_token,
-        "prompt tokens/s": len(workload.prompts[0]) / report.first[0],
         "bandwidth GB/s": limit / 1e9,
-        "share of it": weight_bytes(engine) / per_token / limit,
+        "share of it": (weight_bytes(engine) + length * kv_bytes(engine)) / per_token / limit,
         "host share": report.host_share,
     }
 

@@ -1,1 +1,1 @@
-"""Other engines, each behind `open(model) -> serve(workload) -> seconds`, and ratio.py, which runs them beside nva."""
+"""Other engines, each in a Python of its own behind protocol.py, and ratio.py, which runs one beside nva."""
