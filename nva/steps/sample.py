@@ -58,10 +58,7 @@ def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
     """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
     is_plain = not (draw.penalized or len(draw.bias) or draw.params["temperature"].any())
     if is_plain and len(draw.logit_rows):  # logits are read, once on a CPU
-        x = _rows_of(logits, draw.logit_rows)
-        tokens = _argmax(x)
-        tops = x.gather(1, tokens[:, None])[:, 0] if x.device.type == "cpu" else x.amax(-1)
-        return torch.stack([tokens.int(), tops.isfinite().int()])
+        return _likeliest(_rows_of(logits, draw.logit_rows))
     kinds = _kinds(draw.params, logits.shape[1])
     order = np.lexsort((draw.params["top_k"], kinds))
     picked = [torch.empty((2, 0), dtype=torch.int32, device=logits.device)]
@@ -83,8 +80,18 @@ def _kinds(params: Column, n_tokens: int) -> Column:
 
 def _rows_of(logits: Tensor, rows: Int) -> Tensor:
     """These rows of the logits: a view where they follow each other, to read only."""
-    is_range = (np.diff(rows) == 1).all()
-    return logits[rows[0] : rows[-1] + 1] if is_range else logits.index_select(0, _put(rows, logits))
+    first, *rest = rows.tolist()
+    is_range = rest == [*range(first + 1, first + len(rows))]
+    return logits[first : first + len(rows)] if is_range else logits.index_select(0, _put(rows, logits))
+
+
+def _likeliest(x: Tensor) -> Tensor:
+    """[2, n] as in `choose`, for n samples that are greedy and no more, from their logits x [n, V]."""
+    if x.device.type != "cpu":
+        return torch.stack([x.argmax(-1).int(), x.amax(-1).isfinite().int()])
+    values = x.numpy()
+    tokens = values.argmax(-1)
+    return torch.tensor([tokens.tolist(), np.isfinite(values[range(len(values)), tokens]).tolist()], dtype=torch.int32)
 
 
 def _argmax(x: Tensor) -> Tensor:
@@ -282,7 +289,9 @@ def _put(values: Column, like: Tensor) -> Tensor:
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Column]:
-    """Tensors of int32 and float32 as arrays, by one copy from the device."""
+    """Tensors of int32 and float32 as arrays, by one copy from a device."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
     flat = torch.cat([tensor.contiguous().view(torch.int32).flatten() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [

@@ -56,6 +56,9 @@ inline Words interleaved(Words a, Words b, bool is_rest) {
 }
 #endif
 
+constexpr int FEW_ROWS = 4;     // that wait for weights from memory, which then are fetched sooner than processors do
+constexpr int64_t FAR = 2048;  // bytes ahead
+
 // M rows of A times P panels `panel_stride` apart, over n_steps PAIRs. finish(row, column, sums) takes each vector.
 template <int M, int P, typename T, typename Finish>
 void tile(const T* a, int64_t a_stride, const T* panel, int64_t panel_stride, int64_t n_steps, const Finish& finish) {
@@ -65,6 +68,10 @@ void tile(const T* a, int64_t a_stride, const T* panel, int64_t panel_stride, in
 #pragma GCC unroll 4
         for (int j = 0; j < 2 * P; j++)
             std::memcpy(&w[j], panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>, sizeof w[j]);
+        if constexpr (M <= FEW_ROWS && P == 2)
+            for (int j = 0; j < 2 * P; j++)
+                __builtin_prefetch(
+                    (const char*)(panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>) + FAR, 0, 2);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
             Words pair = broadcast(a + i * a_stride + step * PAIR<T>);
