@@ -2,7 +2,8 @@
 
 The law: a backend gives the results of reference.py, up to rounding, for every input that the contract admits.
 Keys and values live in paged caches [n_ids, block_size, Nk, D], one pair per layer; a slot is block * block_size +
-offset. Read next: reference.py, the specification; models/decoder.py, which calls these functions.
+offset, and how numbers lie within a block is the backend's own affair.
+Read next: reference.py, the specification; models/decoder.py, which calls these functions.
 """
 
 from __future__ import annotations

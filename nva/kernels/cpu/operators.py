@@ -2,7 +2,7 @@
 
 The law is the contract's: reference.py's results up to rounding. float32 and bfloat16 are compiled; float16, which CPUs
 are slow at, goes to the reference. Each call costs two or three microseconds, so what a call needs is looked up once.
-Read next: linear.cpp, pointwise.cpp and attention.cpp, in this order.
+Read next: linear.cpp, pointwise.cpp and attention.cpp, in this order; tape.py, which replays these calls.
 """
 
 from __future__ import annotations
