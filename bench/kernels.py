@@ -17,6 +17,7 @@ import torch
 
 from bench.options import parser
 from nva.bench import bandwidth, best, goal, matmul_limit, show
+from nva.forward import empty_cache
 from nva.kernels import Layout, backend
 
 HIDDEN, INNER, N_HEADS, N_KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
@@ -51,7 +52,8 @@ def attention(kernels: Any, dtype: torch.dtype, lengths: Any, n_queries: int) ->
     tables = np.zeros((len(lengths), int(n_blocks.max())), np.int32)
     for row, owned in enumerate(np.split(ids, np.cumsum(n_blocks)[:-1])):
         tables[row, : len(owned)] = owned
-    caches = [torch.randn(2, len(ids), 16, N_KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2)]
+    shape = (len(ids), 16, N_KV_HEADS, HEAD_DIM)
+    caches = [[empty_cache(shape, dtype, torch.device("cpu")).normal_() for _ in "kv"] for _ in range(2)]
     q = torch.randn(len(lengths) * n_queries, N_HEADS, HEAD_DIM).to(dtype)
     ends = (np.arange(1, len(lengths) + 1) * n_queries).astype(np.int32)
     host = Layout(block_tables=tables, query_ends=ends, context_lens=lengths.astype(np.int32))

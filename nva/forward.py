@@ -54,12 +54,13 @@ Forward = Callable[[Params, KV, Batch], "tuple[Tensor, KV]"]
 def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | torch.device = "cpu") -> KV:
     """Caches of zeros for all block ids, those of scratch included."""
     shape = (limits.n_scratch + limits.n_blocks, limits.block_size, spec.n_kv_heads, spec.head_dim)
-    caches = [_zeros(shape, dtype, torch.device(device)) for _ in range(2 * spec.n_layers)]
+    caches = [empty_cache(shape, dtype, torch.device(device)) for _ in range(2 * spec.n_layers)]
     return KV(tuple(zip(caches[::2], caches[1::2], strict=True)))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. A CPU's are numpy's, which take memory only as they are first written, where torch writes them all."""
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. A CPU's are numpy's: they take memory only as they are first written, where torch writes them all, and ask
+    for huge pages, which scattered blocks are read faster from."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)

@@ -30,18 +30,22 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
     if (!chunks.empty()) attend_together(queries, cache, rows, chunks, out);
 }
 
-// Keys and values of tokens, at slots of a cache.
+// Keys and values of tokens, at slots of a cache. A key's pairs lie in as many cache lines, so those of the next token
+// are fetched, to be written, while this one's are.
 template <typename T>
 static void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride, const Cache& cache,
                      const int32_t* slots, int64_t n_tokens) {
-    int64_t D = cache.D, size = cache.n_heads * D;
-#pragma omp parallel for if (n_tokens * size > 1 << 14)
-    for (int64_t t = 0; t < n_tokens; t++) {
+    int64_t D = cache.D, n_pairs = D / PAIR<T>, size = cache.n_heads * D;
+    auto each_pair = [&](int64_t token, auto visit) {
         for (int64_t head = 0; head < cache.n_heads; head++) {
-            Key<T> key = key_of<T>(cache, slots[t], head);
-            for (int64_t d = 0; d < D / PAIR<T>; d++)
-                std::memcpy(key.at + d * key.step, k + t * k_stride + head * D + d * PAIR<T>, 4);
+            Key<T> key = key_of<T>(cache, slots[token], head);
+            for (int64_t i = 0; i < n_pairs; i++) visit(key.at + i * key.step, head * n_pairs + i);
         }
+    };
+#pragma omp parallel for schedule(static) if (n_tokens * size > 1 << 10)
+    for (int64_t t = 0; t < n_tokens; t++) {
+        if (t + 1 < n_tokens) each_pair(t + 1, [](T* at, int64_t) { __builtin_prefetch(at, 1, 2); });
+        each_pair(t, [&](T* at, int64_t i) { std::memcpy(at, k + t * k_stride + i * PAIR<T>, 4); });
         std::memcpy((T*)cache.v + slots[t] * size, v + t * v_stride, size * sizeof(T));
     }
 }

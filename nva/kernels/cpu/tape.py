@@ -125,6 +125,11 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls, self.arena = calls, arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would first import it, which takes a second amid the second step."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What the operator gives, moved into the arena if it is new."""
         kwargs = kwargs or {}
