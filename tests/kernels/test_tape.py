@@ -73,8 +73,11 @@ def test_a_run_from_tapes_has_the_same_bits(spec: ModelSpec, dtype: torch.dtype,
 
 def small_step(compute: Callable[..., Tensor]) -> Any:
     """A function of one array on tapes, its parameters and caches being what is given."""
-    arrays = lambda inputs: (inputs.token_ids.numpy(),)  # noqa: E731
-    run = tape.taped(compute, arrays, lambda inputs, own: attrs.evolve(inputs, token_ids=torch.from_numpy(own[0])))
+    run = tape.taped(
+        compute,
+        lambda inputs: (inputs.token_ids.numpy(),),
+        lambda inputs, own: attrs.evolve(inputs, token_ids=torch.from_numpy(own[0])),
+    )
     return lambda params, caches, values: run(params, caches, Step(token_ids=torch.tensor(values)))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nva.kernels import Compute, Layout, reference
 from nva.kernels.cpu.build import library
+from nva.kernels.cpu.memory import on_huge_pages
 from nva.kernels.cpu.tape import call, taped
 from nva.kernels.reference import (
     block_size,
@@ -114,30 +115,9 @@ def pack_linear(weight: Tensor) -> Packed | Tensor:
         return weight
     n, k = weight.shape
     pair = 4 // weight.element_size()
-    panels = _on_huge_pages(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH, weight.dtype)
-    call(run, panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
+    panels = on_huge_pages(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH, weight.dtype)
+    run(panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
     return Packed(panels, n, -(-k // pair) * pair)
-
-
-_CHUNK = 32 << 20
-_HUGE = 4 << 20  # bytes from which numpy asks for huge pages
-_chunk = np.empty(0, np.uint8)
-
-
-def _on_huge_pages(n_rows: int, n_columns: int, dtype: torch.dtype) -> Tensor:
-    """Memory for a weight, small ones side by side in chunks. Finding the pages of weights on small ones, and thereby
-    forgetting where those of the cache are, takes a fifth of a decode step."""
-    global _chunk
-    n_bytes = n_rows * n_columns * dtype.itemsize
-    if n_bytes >= _HUGE:
-        memory = np.empty(n_bytes + 64, np.uint8)
-        memory = memory[-memory.ctypes.data % 64 :][:n_bytes]
-    else:
-        if n_bytes > len(_chunk):
-            _chunk = np.empty(_CHUNK, np.uint8)
-            _chunk = _chunk[-_chunk.ctypes.data % 64 :]
-        memory, _chunk = _chunk[:n_bytes], _chunk[n_bytes + -n_bytes % 64 :]
-    return torch.from_numpy(memory).view(dtype).view(n_rows, n_columns)
 
 
 def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,18 +142,8 @@ def rms_norm(run: Any, x: Tensor, weight: Tensor, eps: float, unit_offset: bool 
         x = x.contiguous()
     n_inner, stride = (x.shape[1], x.stride(0)) if x.dim() == 3 else (1, size)
     out = torch.empty(x.shape, dtype=x.dtype)
-    call(
-        run,
-        x.data_ptr(),
-        n_inner,
-        stride,
-        weight.data_ptr(),
-        eps,
-        unit_offset,
-        out.data_ptr(),
-        out.numel() // size,
-        size,
-    )
+    inputs = x.data_ptr(), n_inner, stride, weight.data_ptr(), eps, unit_offset
+    call(run, *inputs, out.data_ptr(), out.numel() // size, size)
     return out
 
 
@@ -291,16 +261,6 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]
     at_sinks = None if sinks is None else sinks.data_ptr()
-    call(
-        run,
-        q.data_ptr(),
-        q.stride(0),
-        q.shape[1],
-        *caches,
-        *inputs.arguments,
-        scale,
-        window or 0,
-        at_sinks,
-        out.data_ptr(),
-    )
+    queries = q.data_ptr(), q.stride(0), q.shape[1]
+    call(run, *queries, *caches, *inputs.arguments, scale, window or 0, at_sinks, out.data_ptr())
     return out

@@ -49,13 +49,12 @@ void pack_tile(const Cache& cache, const Rows& rows, const Chunk& chunk, int64_t
 // What a thread keeps of a tile of queries: [VECTORS] rows each, or one token's heads if these are more.
 template <typename T>
 struct Workspace {
-    int64_t q_stride, o_stride;
-    std::vector<T> q, weights;                            // [.., q_stride], [.., KEYS]
+    int64_t o_stride;
+    std::vector<T> q, weights;                            // [.., D], [.., KEYS]
     std::vector<float> scores, out, largest, sum, older;  // [.., KEYS], [.., o_stride]
     Workspace(int64_t n, int64_t D)
-        : q_stride(D),
-          o_stride(ceil_div(D, WIDTH) * WIDTH),
-          q(n * q_stride),
+        : o_stride(ceil_div(D, WIDTH) * WIDTH),
+          q(n * D),
           weights(n * KEYS),
           scores(n * KEYS),
           out(n * o_stride),
@@ -96,7 +95,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     for (int64_t i = 0; i < n; i++)
         std::copy_n(
             queries.at + (chunk.token + start + i / n_shared) * queries.stride + (head * n_shared + i % n_shared) * D,
-            D, &work.q[i * work.q_stride]);
+            D, &work.q[i * D]);
     std::fill_n(work.out.data(), n * work.o_stride, 0.0f);
     std::fill_n(work.largest.data(), n, NONE);
     std::fill_n(work.sum.data(), n, 0.0f);
@@ -104,7 +103,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     for (int64_t tile = (seen - chunk.first_tile()) / KEYS; tile * KEYS + chunk.first_tile() <= own; tile++) {
         int64_t first = chunk.first_tile() + tile * KEYS, n_keys = std::min(KEYS, own + 1 - first);
         const T *k = packed + tile * shape.size, *v = k + shape.k_size;
-        multiply(work.q.data(), work.q_stride, n, k, shape.k_panel, ceil_div(n_keys, WIDTH), D / PAIR<T>,
+        multiply(work.q.data(), D, n, k, shape.k_panel, ceil_div(n_keys, WIDTH), D / PAIR<T>,
                  [&](int64_t i, int64_t column, Floats sums) {
                      store(&work.scores[i * KEYS + column], sums * queries.scale);
                  });

@@ -23,6 +23,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nva.kernels import Compute
+from nva.kernels.cpu.memory import aligned
 
 MOST_TOKENS = 64
 """Tokens of a step for which a tape is made: with more, the kernels take far longer than the code between them."""
@@ -171,16 +172,11 @@ class Arena:
     def empty_like(self, tensor: Tensor) -> Tensor:
         """Memory for a contiguous tensor of this shape; free again when no tensor looks at it."""
         size = 1 << max(6, (tensor.nbytes - 1).bit_length())
-        memory = self.free[size].pop() if self.free[size] else self._new(size)
+        memory = self.free[size].pop() if self.free[size] else aligned(size)
+        self.owned[memory.ctypes.data] = memory
         loan = memory[: tensor.nbytes]
         weakref.finalize(loan, self.free[size].append, memory)
         return torch.from_numpy(loan).view(tensor.dtype).view(tensor.shape)
-
-    def _new(self, size: int) -> np.ndarray:
-        memory = np.empty(size + 64, np.uint8)
-        memory = memory[-memory.ctypes.data % 64 :][:size]
-        self.owned[memory.ctypes.data] = memory
-        return memory
 
     def copied(self, tensor: Tensor) -> Tensor:
         """The tensor in memory of the arena."""
