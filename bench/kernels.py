@@ -3,8 +3,8 @@
     python -m bench.kernels [--dtype bfloat16]
 
 Kernels that read much are held against the bandwidth of a plain read, those that compute much against torch's own
-product of large matrices, both measured just before. Shapes are those of Qwen3-0.6B. What is wanted is a share of the
-bandwidth, for many rows that decode.
+product of large matrices, both measured just before. Shapes are those of Qwen3-0.6B; those of experts Qwen3-30B-A3B's,
+with 32 of its 128. What is wanted is a share of the bandwidth, for many rows that decode.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nva.forward import empty_cache
 from nva.kernels import Layout, backend
 
 HIDDEN, INNER, N_HEADS, N_KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+MOE_HIDDEN, MOE_INNER, N_EXPERTS, N_ACTIVE = 2048, 768, 32, 8
 DECODE, DECODE_RAGGED = "attention, 32 x 1 queries over 1024", "attention, 32 x 1 over ragged lengths"
 PERCENT_OF_A_READ = {DECODE: 70, DECODE_RAGGED: 70}  # wanted
 Case = tuple[str, Callable[[], Any], float, float]
@@ -40,10 +41,24 @@ def cases(kernels: Any, dtype: torch.dtype) -> Iterator[Case]:
         yield f"attention, {n_rows} x {n_queries} queries over {length}", run, read, work
     run, read, work = attention(kernels, dtype, np.random.default_rng(0).integers(16, 2048, 32), 1)
     yield DECODE_RAGGED, run, read, work
+    yield from moe(kernels, dtype)
     x, weight = torch.randn(2048, HIDDEN).to(dtype), torch.ones(HIDDEN, dtype=dtype)
     yield "add_rms_norm, 2048 rows", lambda: kernels.add_rms_norm(x, x, weight, 1e-6), 4.0 * x.numel() * size, 0
     gates = torch.randn(2048, 2 * INNER).to(dtype)
     yield "silu_mul, 2048 rows", lambda: kernels.silu_mul(gates), 1.5 * gates.numel() * size, 0
+
+
+def moe(kernels: Any, dtype: torch.dtype) -> Iterator[Case]:
+    """Tokens that decode, each expert that one of them needs being read once, and a prompt."""
+    shapes = (N_EXPERTS, 2 * MOE_INNER, MOE_HIDDEN), (N_EXPERTS, MOE_HIDDEN, MOE_INNER)
+    gate_up, down = (kernels.pack_linear((torch.randn(shape) / 32).to(dtype)) for shape in shapes)
+    expert_size = 3 * MOE_INNER * MOE_HIDDEN
+    for n in (1, 8, 32, 2048):
+        x, logits = torch.randn(n, MOE_HIDDEN).to(dtype), torch.randn(n, N_EXPERTS).to(dtype)
+        n_read = len(logits.topk(N_ACTIVE).indices.unique())
+        inputs = x, logits, gate_up, down, N_ACTIVE, True, torch.zeros(n, dtype=torch.bool)
+        read, work = float(n_read * expert_size * dtype.itemsize), 2.0 * n * N_ACTIVE * expert_size
+        yield f"moe, {n} tokens", lambda inputs=inputs: kernels.moe(*inputs), read, work
 
 
 def attention(kernels: Any, dtype: torch.dtype, lengths: Any, n_queries: int) -> tuple[Callable[[], Any], float, float]:

@@ -114,10 +114,12 @@ class MoeCase:
 
 
 @st.composite
-def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
+def moe_cases(
+    draw: Any, dtype: torch.dtype = torch.float32, most_experts: int = 9, largest: int = 6, most_tokens: int = 20
+) -> MoeCase:
     """Any number of tokens and experts, every routing; some experts drawn more often, by up to all tokens."""
-    n_tokens, n_experts = draw(st.integers(1, 20)), draw(st.integers(1, 9))
-    hidden, inner = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    n_tokens, n_experts = draw(st.integers(1, most_tokens)), draw(st.integers(1, most_experts))
+    hidden, inner = draw(st.integers(1, largest)), draw(st.integers(1, largest))
     n_active, n_padding = draw(st.integers(1, n_experts)), draw(st.integers(0, n_tokens))
     popularity = draw(st.lists(st.sampled_from([-20.0, 0.0, 20.0]), min_size=n_experts, max_size=n_experts))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -133,8 +135,8 @@ def moe_cases(draw: Any, dtype: torch.dtype = torch.float32) -> MoeCase:
     return MoeCase(
         x=x,
         logits=logits,
-        gate_up=normal(n_experts, 2 * inner, hidden),
-        down=normal(n_experts, hidden, inner),
+        gate_up=normal(n_experts, 2 * inner, hidden) / hidden**0.5,
+        down=normal(n_experts, hidden, inner) / inner**0.5,
         n_active=n_active,
         normalize=draw(st.booleans()),
         is_padding=is_padding,

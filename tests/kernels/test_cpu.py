@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,12 @@ from nva.kernels import Layout, backend, reference
 from nva.kernels.cpu import build, operators
 from tests.kernels.cases import AttentionCase, attention_cases, dense_attention
 
+pytestmark = pytest.mark.usefixtures("n_threads")
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2**-7, "rtol": 2**-6}}
+GATES = pytest.mark.parametrize("gate", ["silu_mul", "gelu_tanh_mul"])
 SIZES = st.integers(1, 150)
 SEEDS = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def normal(seed: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -153,17 +146,22 @@ def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, unit: b
         torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
 
 
+@GATES
 @FLOATS
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(1, 300), size=SIZES, seed=SEEDS)
-def test_silu_mul_is_the_references(dtype: torch.dtype, n: int, size: int, seed: int) -> None:
+def test_gates_are_the_references(gate: str, dtype: torch.dtype, n: int, size: int, seed: int) -> None:
     x = normal(seed, dtype, n, 2 * size) * 3
-    torch.testing.assert_close(operators.silu_mul(x), reference.silu_mul(x), **TOLERANCE[dtype])
+    torch.testing.assert_close(getattr(operators, gate)(x), getattr(reference, gate)(x), **TOLERANCE[dtype])
 
 
-def test_silu_mul_of_extremes() -> None:
-    x = torch.tensor([[-1e30, -200.0, -100.0, 0.0, 100.0, 1e30, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    torch.testing.assert_close(operators.silu_mul(x), reference.silu_mul(x), atol=1e-8, rtol=1e-5)
+@GATES
+@FLOATS
+def test_gates_of_extremes(gate: str, dtype: torch.dtype) -> None:
+    gates = [-torch.inf, -3e38, -1e30, -1e13, -200.0, -100.0, -0.0, 1e-30, 100.0, 1e13, 1e30, 3e38, torch.inf]
+    x = torch.tensor([gates + [1.0] * len(gates)], dtype=dtype)
+    found, expected = getattr(operators, gate)(x), getattr(reference, gate)(x)
+    torch.testing.assert_close(found, expected, atol=1e-30, rtol=1e-5, equal_nan=True)
 
 
 @FLOATS
@@ -194,8 +192,9 @@ def test_not_a_number_stays_one() -> None:
     x = torch.full((3, 40), torch.nan)
     weight = torch.ones(40)
     assert operators.rms_norm(x, weight, 1e-5).isnan().all()
-    assert operators.silu_mul(x).isnan().all()
-    assert operators.silu_mul(x.bfloat16()).isnan().all()
+    for gate in (operators.silu_mul, operators.gelu_tanh_mul):
+        assert gate(x).isnan().all()
+        assert gate(x.bfloat16()).isnan().all()
     assert operators.linear(x, operators.pack_linear(torch.ones(5, 40))).isnan().all()
     for n_queries in (1, 40):
         case = long_row(n_queries)

@@ -119,3 +119,24 @@ void multiply(const T* a, int64_t a_stride, int64_t n_rows, const T* panels, int
         multiply_in<8, 1>(a, a_stride, n_rows, panels, panel_stride, n_panels, n_steps, finish);
     else multiply_in<6, P>(a, a_stride, n_rows, panels, panel_stride, n_panels, n_steps, finish);
 }
+
+// Rows of A worked on at a time: they stay in a core's cache for all panels.
+template <typename T>
+int64_t rows_at_once(int64_t K) {
+    constexpr int64_t ROW_BYTES = 512 << 10;
+    return std::max<int64_t>(ROW_BYTES / (K * sizeof(T)), 6);
+}
+
+// The product's columns [n, n_end), n a panel's first, plus bias if there is one, into out [n_rows, N].
+template <typename T>
+void multiply_into(T* out, int64_t N, const T* a, int64_t a_stride, int64_t n_rows, const T* panels, int64_t K,
+                   int64_t n, int64_t n_end, const T* bias = nullptr) {
+    multiply(a, a_stride, n_rows, panels + n / WIDTH * panel_size<T>(K), panel_size<T>(K), ceil_div(n_end - n, WIDTH),
+             ceil_div(K, PAIR<T>), [&](int64_t row, int64_t column, Floats sums) {
+                 int64_t left = N - n - column;
+                 if (left <= 0) return;
+                 int count = left < LANES ? left : LANES;
+                 if (bias) sums += load(bias + n + column, count);
+                 store(out + row * N + n + column, sums, count);
+             });
+}

@@ -2,7 +2,7 @@
 
 The law is the contract's: reference.py's results up to rounding. float32 and bfloat16 are compiled; float16, which CPUs
 are slow at, goes to the reference. Each call costs two or three microseconds, so what a call needs is looked up once.
-Read next: linear.cpp, pointwise.cpp and attention.cpp, in this order; tape.py, which replays these calls.
+Read next: linear.cpp, pointwise.cpp, experts.cpp and attention.cpp, in this order; tape.py, which replays these calls.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from nva.kernels.reference import (
     cache_memory,
     copy_blocks,
     dtypes,
-    gelu_tanh_mul,
     make_filter_gaps,
-    moe,
     pack_norm,
     vision_attention,
 )
@@ -65,6 +63,8 @@ _ARGUMENTS = {
     "rms_norm": (_P, _N, _N, _P, _X, _B, _P, _N, _N),
     "add_rms_norm": (_P, _P, _P, _X, _B, _P, _P, _N, _N),
     "silu_mul": (_P, _P, _N, _N),
+    "gelu_tanh_mul": (_P, _P, _N, _N),
+    "moe": (_P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _B),
     "rotary": (_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N),
     "write_kv": (_P, _N, _P, _N, _P, _P, _N, _N, _N, _P, _N),
     "attention": (_P, _N, _N, _P, _P, _N, _N, _N, _P, _N, _P, _P, _N, _X, _N, _P, _P),
@@ -96,28 +96,31 @@ def _or_reference(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Packed(NamedTuple):
-    """A weight [N, K] in panels; see matmul.h."""
+    """A weight [N, K] in panels, or those of all experts [E, N, K]; see matmul.h."""
 
-    panels: Tensor  # [panels of _WIDTH rows, numbers in a panel]
+    panels: Tensor  # [panels of _WIDTH rows, numbers in a panel], or that for each expert
     n: int
     k: int
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """What it was before; K may have grown by one, to be even."""
-        return self.n, self.k
+        return *self.panels.shape[:-2], self.n, self.k
 
 
 def pack_linear(weight: Tensor) -> Packed | Tensor:
-    """A weight [N, K] in panels, as large as before but for rounding up. float16 and experts stay as they are."""
+    """A weight [.., N, K] in panels, as large as before but for rounding up. float16 stays as it is."""
     run = _COMPILED["pack"].get(weight.dtype)
-    if run is None or weight.dim() == 3:
+    if run is None:
         return weight
-    n, k = weight.shape
+    experts = weight if weight.dim() == 3 else weight[None]
+    n_experts, n, k = experts.shape
     pair = 4 // weight.element_size()
-    panels = on_huge_pages(-(-n // _WIDTH), -(-k // pair) * pair * _WIDTH, weight.dtype)
-    run(panels.data_ptr(), weight.contiguous().data_ptr(), n, k)
-    return Packed(panels, n, -(-k // pair) * pair)
+    n_panels, k_packed = -(-n // _WIDTH), -(-k // pair) * pair
+    panels = on_huge_pages(n_experts * n_panels, k_packed * _WIDTH, weight.dtype).view(n_experts, n_panels, -1)
+    for place, expert in zip(panels, experts, strict=True):
+        run(place.data_ptr(), expert.contiguous().data_ptr(), n, k)
+    return Packed(panels if weight.dim() == 3 else panels[0], n, k_packed)
 
 
 def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,9 +165,43 @@ def add_rms_norm(
 @_or_reference
 def silu_mul(run: Any, x: Tensor) -> Tensor:
     """[T, 2I] -> [T, I], rounded once."""
+    return _gated(run, x)
+
+
+@_or_reference
+def gelu_tanh_mul(run: Any, x: Tensor) -> Tensor:
+    """[T, 2I] -> [T, I], rounded once."""
+    return _gated(run, x)
+
+
+def _gated(run: Any, x: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
     call(run, x.data_ptr(), out.data_ptr(), *out.shape)
+    return out
+
+
+def moe(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Packed | Tensor,
+    down: Packed | Tensor,
+    n_active: int,
+    normalize: bool,
+    is_padding: Tensor,
+) -> Tensor:
+    """x [T, H] -> [T, H]. A token's result has the same bits in every batch, on any number of threads."""
+    if not (isinstance(gate_up, Packed) and isinstance(down, Packed)):
+        return reference.moe(x, logits, gate_up, down, n_active, normalize, is_padding)
+    x, logits, is_padding = x.contiguous(), logits.contiguous(), is_padding.contiguous()
+    (n_tokens, hidden), (n_experts, n_gates, k) = x.shape, gate_up.shape
+    gathered = torch.empty((n_tokens * n_active, k), dtype=x.dtype)
+    inner = torch.empty((n_tokens * n_active, n_gates), dtype=x.dtype)
+    out = torch.empty((n_tokens, hidden), dtype=x.dtype)
+    inputs = x.data_ptr(), logits.data_ptr(), gate_up.panels.data_ptr(), down.panels.data_ptr(), is_padding.data_ptr()
+    places = gathered.data_ptr(), inner.data_ptr(), out.data_ptr()
+    sizes = n_tokens, hidden, n_gates // 2, n_experts, n_active
+    call(_COMPILED["moe"][x.dtype], *inputs, *places, *sizes, normalize)
     return out
 
 

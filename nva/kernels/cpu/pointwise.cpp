@@ -1,6 +1,6 @@
-// What happens to each token alone between the matrix products: norms, rotations, the gate.
+// What happens to each token alone between the matrix products: norms, rotations, the gates.
 // The law: one pass over memory, float32 inside, threads only where there is enough to do.
-#include "vectors.h"
+#include "gate.h"
 
 constexpr int64_t FEW = 1 << 14;  // numbers that one thread handles before others could have started
 
@@ -46,17 +46,10 @@ static void add_rms_norm(const T* x, const T* residual, const T* weight, float e
     }
 }
 
-template <typename T>
-static void silu_mul(const T* x, T* out, int64_t n_rows, int64_t inner) {
+template <Floats (*GATE)(Floats), typename T>
+static void gate_rows(const T* x, T* out, int64_t n_rows, int64_t inner) {
 #pragma omp parallel for if (n_rows * inner > FEW)
-    for (int64_t row = 0; row < n_rows; row++) {
-        const T *gate = x + row * 2 * inner, *up = gate + inner;
-        for (int64_t i = 0; i < inner; i += LANES) {
-            int n = std::min<int64_t>(LANES, inner - i);
-            Floats g = load(gate + i, n);
-            store(out + row * inner + i, g / (1.0f + exponential(smaller(splat(88), -g))) * load(up + i, n), n);
-        }
-    }
+    for (int64_t row = 0; row < n_rows; row++) gate_row<GATE>(x + row * 2 * inner, out + row * inner, inner);
 }
 
 // Heads [n_heads, D] of one token; number i of the first R turns with number i + R / 2.
@@ -93,7 +86,10 @@ static void rotary(const T* q, int64_t q_stride, const T* k, int64_t k_stride, c
         add_rms_norm(x, residual, weight, eps, unit_offset, out, total, n_rows, H);                                  \
     }                                                                                                                \
     extern "C" void silu_mul_##name(const T* x, T* out, int64_t n_rows, int64_t inner) {                             \
-        silu_mul(x, out, n_rows, inner);                                                                             \
+        gate_rows<silu>(x, out, n_rows, inner);                                                                      \
+    }                                                                                                                \
+    extern "C" void gelu_tanh_mul_##name(const T* x, T* out, int64_t n_rows, int64_t inner) {                        \
+        gate_rows<gelu_tanh>(x, out, n_rows, inner);                                                                 \
     }                                                                                                                \
     extern "C" void rotary_##name(const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* cos,          \
                                   const T* sin, T* q_out, T* k_out, int64_t n_tokens, int64_t n_heads,               \
