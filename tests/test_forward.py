@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -105,6 +106,19 @@ def test_logits_are_float32_at_logit_index_only(forward, kv: KV) -> None:
     narrow = random_params(SPEC, torch.bfloat16, torch.Generator().manual_seed(0))
     logits, _ = forward(narrow, empty_kv(SPEC, LIMITS, torch.bfloat16), prefill())
     assert logits.dtype == torch.float32
+
+
+def test_the_last_layer_goes_on_with_wanted_tokens_only(kv: KV) -> None:
+    n_rows: list[int] = []
+
+    def counted(x: Tensor) -> Tensor:
+        n_rows.append(len(x))
+        return reference.silu_mul(x)
+
+    kernels: Any = SimpleNamespace(**{**vars(reference), "silu_mul": counted})
+    batch = prefill()
+    make_forward(SPEC, LIMITS, kernels)(PARAMS, kv, batch)
+    assert n_rows == [len(batch.token_ids), len(batch.logit_index)]
 
 
 def test_only_the_slots_of_a_batch_and_its_padding_are_written(forward, kv: KV) -> None:

@@ -57,22 +57,33 @@ def rope_axes(spec: ModelSpec, device: torch.device) -> Tensor | None:
 def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs) -> Tensor:
     """Logits [L, vocab_size] float32 at inputs.logit_index; the tokens' keys and values go into the caches.
 
-    `residual` is the stream that runs through all layers; each norm takes in what the part before it has added.
+    `residual` is the stream that runs through all layers; each norm takes in what the part before it has added. Once
+    the last layer has attended, only the tokens that want logits go on.
     """
     residual = _embedding(spec, params["embed"], inputs)
     turns = _gather_turns(inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
+    features, is_padding = inputs.features, inputs.is_padding
     x = kernels.rms_norm(residual, norms[0], *_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
         x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
+        if i == spec.n_layers - 1:
+            x, residual, features, is_padding = _rows((x, residual, features, is_padding), inputs.logit_index)
         x = _added(spec, kernels, x, layer.get("attention_out_norm"))
         x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], *_norm_options(spec))
         experts = spec.experts[i]
-        x = _moe(experts, kernels, layer, x, inputs) if experts else _mlp(spec, kernels, layer, x)
+        x = _moe(experts, kernels, layer, x, is_padding) if experts else _mlp(spec, kernels, layer, x)
         x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
-        x = _with_features(x, inputs.features, i + 1)
+        x = _with_features(x, features, i + 1)
         x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], *_norm_options(spec))
-    return _scaled(kernels.linear(x.index_select(0, inputs.logit_index), params["head"]).float(), spec.logit_scale)
+    return _scaled(kernels.linear(x, params["head"]).float(), spec.logit_scale)
+
+
+def _rows(x: Any, index: Tensor) -> Any:
+    """Those rows of every tensor in x, a tensor, a tuple of x, or None."""
+    if isinstance(x, tuple):
+        return tuple(_rows(each, index) for each in x)
+    return None if x is None else x.index_select(0, index)
 
 
 def _embedding(spec: ModelSpec, table: Tensor, inputs: Inputs) -> Tensor:
@@ -143,11 +154,11 @@ def _mlp(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
     return kernels.linear(x, layer["down"], layer.get("down_bias"))
 
 
-def _moe(spec: ExpertSpec, kernels: Kernels, layer: Params, x: Tensor, inputs: Inputs) -> Tensor:
+def _moe(spec: ExpertSpec, kernels: Kernels, layer: Params, x: Tensor, is_padding: Any) -> Tensor:
     """x [T, H] -> [T, H]: each token by a few experts, and by one that computes all, as far as its own gate opens."""
     logits = kernels.linear(x, layer["router"])
     experts = layer["experts_gate_up"], layer["experts_down"]
-    out = kernels.moe(x, logits, *experts, spec.n_active, spec.normalize, inputs.is_padding)
+    out = kernels.moe(x, logits, *experts, spec.n_active, spec.normalize, is_padding)
     if spec.shared_size:
         shared = kernels.linear(kernels.silu_mul(kernels.linear(x, layer["shared_gate_up"])), layer["shared_down"])
         out = out + torch.sigmoid(kernels.linear(x, layer["shared_gate"])) * shared

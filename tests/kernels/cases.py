@@ -38,7 +38,8 @@ class AttentionCase:
 def attention_cases(
     draw: Any, dtype: torch.dtype = torch.float32, head_dims: Sequence[int] = (2, 6, 8), longest: int = 20
 ) -> AttentionCase:
-    """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled blocks."""
+    """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled blocks, some of which
+    rows share with the first one."""
     lengths = draw(st.lists(st.integers(1, longest).flatmap(_row), min_size=1, max_size=6))
     if not any(n for _, n in lengths):
         lengths.append((3, 2))
@@ -58,11 +59,15 @@ def attention_cases(
     caches = [torch.full((len(ids), block_size, n_kv_heads, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
     held: tuple[list[Tensor], list[Tensor]] = ([], [])
     for row, (context, owned) in enumerate(zip(contexts, np.split(ids, np.cumsum(n_blocks))[:-1], strict=True)):
+        n_common = min(contexts[[0, row]]) // block_size if row and draw(st.booleans()) else 0
         tables[row, : len(owned)] = owned
-        slots = (owned[:, None] * block_size + np.arange(block_size)).ravel()[:context]
+        tables[row, :n_common] = tables[0, :n_common]
+        slots = (tables[row, : len(owned), None] * block_size + np.arange(block_size)).ravel()[:context]
+        own = slots[n_common * block_size :]
         for cache, tensors in zip(caches, held, strict=True):
-            tensors.append(normal(int(context), n_kv_heads, head_dim))
-            cache.view(-1, n_kv_heads, head_dim)[slots] = tensors[-1]
+            flat = cache.view(-1, n_kv_heads, head_dim)
+            flat[own] = normal(len(own), n_kv_heads, head_dim)
+            tensors.append(flat[slots])
     return AttentionCase(
         q=normal(int(queries.sum()), n_kv_heads * n_shared, head_dim),
         k_cache=caches[0],

@@ -36,7 +36,8 @@ def ge_counts(spec):
         "RmsNorm": n_norms(spec),
         "SwiGlu": n_gates * (spec.activation == "silu"),
         "GeGluV2": n_gates * (spec.activation == "gelu_tanh"),
-        "GatherV2": 2 + 2 * n_ropes,  # embedding, logits, cos and sin
+        # Embedding, cos and sin; what wants logits: of what attention gives, of the stream, of what is padding.
+        "GatherV2": 3 + 2 * n_ropes + bool(spec.experts[-1]),
         "MatMul": n_products(spec),
         "MoeGatingTopKSoftmax": len(experts),
         "MoeInitRoutingV3": len(experts),

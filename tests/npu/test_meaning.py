@@ -234,7 +234,7 @@ FAULTS = {
     "experts' weights normalized": (normalized(True), "qwen2 moe"),
     "places in the other order": (altered("npu_moe_finalize_routing", drop_pad_mode=0), MOE),
     "the last expert left out": (altered("npu_moe_init_routing_v2", active_expert_range=[0, 5]), MOE),
-    "no room for padding": (altered("npu_moe_init_routing_v2", expert_num=6), MOE),
+    "no room for padding": (altered("npu_moe_init_routing_v2", expert_num=6), "qwen2 moe"),
 }
 
 

@@ -16,7 +16,7 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
         for (int64_t i = 0; i < n && n <= FEW_QUERIES; i++)
             for (int64_t at = first_seen(position + i, queries.window); at <= position + i;) {
                 int64_t end = std::min((at / PART + 1) * PART, position + i + 1);
-                parts.push_back({token + i, row, at, end});
+                parts.push_back({(int64_t)parts.size(), token + i, row, at, end});
                 at = end;
             }
         if (n > FEW_QUERIES) {

@@ -34,6 +34,7 @@ Key<T> key_of(const Cache& cache, int64_t slot, int64_t head) {
 struct Rows {
     const int32_t *block_tables, *query_ends, *context_lens;
     int64_t n_rows, table_width;
+    const int32_t* table_of(int64_t row) const { return block_tables + row * table_width; }
 };
 
 template <typename T>
@@ -58,5 +59,5 @@ inline int64_t first_seen(int64_t position, int64_t window) {
 
 // Where position `at` of a row lies in the cache, counted in tokens.
 inline int64_t slot_of(const Rows& rows, int64_t row, int64_t at, int64_t block_size) {
-    return rows.block_tables[row * rows.table_width + at / block_size] * block_size + at % block_size;
+    return rows.table_of(row)[at / block_size] * block_size + at % block_size;
 }

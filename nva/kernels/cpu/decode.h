@@ -1,81 +1,49 @@
 // Attention of single queries, as in decoding: bounded by how fast the cache is read, so each key and value is read
-// once for all query heads that share it, and the next ones are fetched meanwhile.
-//
-// A context is cut into parts at multiples of PART positions, whatever else is in the batch, and (query, part) is the
-// unit of work: one long row keeps all cores busy, ragged rows balance, and a row's result never depends on its batch
-// mates. Online softmax: Milakov and Gimelshein 2018; merging parts: Dao et al. 2022 (FlashAttention).
+// once for all query heads that share it, and for all queries of a bundle; the next ones are fetched meanwhile.
+// Online softmax: Milakov and Gimelshein 2018; merging parts: Dao et al. 2022 (FlashAttention).
 #pragma once
 
-#include "attention.h"
+#include "pieces.h"
 
-constexpr int64_t PART = 256;
-constexpr int PIECE = 2 * LANES;  // positions whose scores are held in registers
+constexpr int ROWS = 6;  // query heads at a time that meet a key or value: their sums fill the registers
 
-struct Part {
-    int64_t token, row, start, end;  // query and the positions [start, end) that it looks at
-};
-
-// Keys of some positions side by side, for the first head.
+// Calls of fetch_some for one key-value head and a few of its query heads.
 template <typename T>
-struct Group {
-    const T* at;
-    int64_t width;
-};
-
-// Whole groups, and the values of their positions for the first head. The part has the positions [first, end) of it.
-template <typename T>
-struct Piece {
-    Group<T> groups[PIECE];
-    const T* v[PIECE];
-    int64_t start;
-    int n_groups = 0, n = 0, first = 0, end = 0;
-};
-
-template <typename T>
-Piece<T> piece_at(const Cache& cache, const Rows& rows, const Part& part, int64_t at) {
-    Piece<T> piece;
-    int64_t size = cache.n_heads * cache.D, offset = at % cache.block_size;
-    at = piece.start = at - offset + cache.group_start(offset);
-    while (at < part.end) {
-        int64_t slot = slot_of(rows, part.row, at, cache.block_size), width = cache.group_width(at % cache.block_size);
-        if (piece.n + width > PIECE) break;
-        piece.groups[piece.n_groups++] = {(const T*)cache.k + slot * size, width};
-        for (int i = 0; i < width; i++) piece.v[piece.n++] = (const T*)cache.v + (slot + i) * size;
-        at += width;
-    }
-    piece.first = std::max<int64_t>(0, part.start - piece.start);
-    piece.end = std::min<int64_t>(piece.n, part.end - piece.start);
-    return piece;
+int64_t n_calls(int64_t D) {
+    return (D + ceil_div(D, 4 * LANES) * PIECE) / PAIR<T>;
 }
 
-// Memory is read while there is arithmetic to do on what was read before: a piece's values come in while its keys are
-// scored, the next one's keys while its values are weighed, both in the order of their addresses.
-template <typename T>
-ALWAYS_INLINE void fetch(const T* at, int64_t n) {
-    for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(at + i, 0, 2);
-}
-
-// Scores q k of G query heads [G, D] for the keys that two groups have for one head, into scores [G, PIECE]. The values
-// of their positions are fetched on the way, if `v` says where they are.
+// Scores q k of G query heads for the keys that two groups have for one head, into scores [G, PIECE].
 template <int G, bool IS_FULL, typename T>
-ALWAYS_INLINE void score(const T* q, Group<T> one, Group<T> two, int64_t head, int64_t D, const T* const* v,
+ALWAYS_INLINE void score(const T* const* q, Group<T> one, Group<T> two, int64_t head, int64_t D, Ahead<T>& ahead,
                          float* scores) {
     Floats sums[G][2] = {};
     const T *k = one.at + head * one.width * D, *l = two.at + head * two.width * D;
-    int64_t n = one.width + two.width;
-    for (int64_t d = 0, t = 0; d < D; d += PAIR<T>) {
+    for (int64_t d = 0; d < D; d += PAIR<T>) {
         Words keys[2] = {};
         std::memcpy(&keys[0], k + d * one.width, IS_FULL ? sizeof keys[0] : 4 * one.width);
         std::memcpy(&keys[1], l + d * two.width, IS_FULL ? sizeof keys[1] : 4 * two.width);
         for (int g = 0; g < G; g++) {
-            Words pair = broadcast(q + g * D + d);
-            for (int i = 0; i < 2; i++) sums[g][i] = multiply_add(sums[g][i], pair, keys[i], q);
+            Words pair = broadcast(q[g] + d);
+            for (int i = 0; i < 2; i++) sums[g][i] = multiply_add(sums[g][i], pair, keys[i], q[g]);
         }
-        for (; v && t * D < n * d; t++) fetch(v[t] + head * D, D);
+        ahead.fetch_some();
     }
     for (int g = 0; g < G; g++) {
         store(scores + g * PIECE, sums[g][0], one.width);
         store(scores + g * PIECE + one.width, sums[g][1], two.width);
+    }
+}
+
+// Scores of G query heads for all keys that a piece has for one head, into scores [G, PIECE].
+template <int G, typename T>
+ALWAYS_INLINE void score_piece(const T* const* q, const Piece<T>& piece, int64_t head, int64_t D, Ahead<T>& ahead,
+                               float* scores) {
+    for (int i = 0; i < piece.n_groups; i += 2) {
+        Group<T> one = piece.groups[i], two = i + 1 < piece.n_groups ? piece.groups[i + 1] : Group<T>{one.at, 0};
+        if (one.width == LANES && two.width == LANES) score<G, true>(q, one, two, head, D, ahead, scores);
+        else score<G, false>(q, one, two, head, D, ahead, scores);
+        scores += one.width + two.width;
     }
 }
 
@@ -95,56 +63,64 @@ float soften(float* scores, int first, int end, float scale, float& largest, flo
     return older;
 }
 
-// values [G, stride] = values * older + weights [G, PIECE] times the piece's values [n, D]: C vectors from number d on.
+// values [D] of G states = values * older + weights [G, PIECE] times the piece's values [n, D]: C vectors from d on.
 template <int G, int C, typename T>
 ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const T* const* v, int64_t offset, int n,
-                                 int64_t d, int width, float* values, int64_t stride) {
+                                 int64_t d, int width, float* const* states, Ahead<T>& ahead) {
     Floats sums[G][C];
     for (int g = 0; g < G; g++)
-        for (int c = 0; c < C; c++) sums[g][c] = load(values + g * stride + d + c * LANES, width) * older[g];
-    for (int t = 0; t < n; t++)
+        for (int c = 0; c < C; c++) sums[g][c] = load(states[g] + d + c * LANES, width) * older[g];
+    for (int t = 0; t < n; t++) {
+        ahead.fetch_some();
         for (int c = 0; c < C; c++) {
             Floats value = load(v[t] + offset + d + c * LANES, width);
             for (int g = 0; g < G; g++) sums[g][c] += weights[g * PIECE + t] * value;
         }
+    }
     for (int g = 0; g < G; g++)
-        for (int c = 0; c < C; c++) store(values + g * stride + d + c * LANES, sums[g][c], width);
+        for (int c = 0; c < C; c++) store(states[g] + d + c * LANES, sums[g][c], width);
 }
 
 // The same for as many of the D numbers as a processor's products of pairs can take; returns how many.
 template <int G, typename T>
-int64_t weigh_pairs(const float*, const float*, const T* const*, int64_t, int, int64_t, float*, int64_t) {
+int64_t weigh_pairs(const float*, const float*, const T* const*, int64_t, int, int64_t, float* const*, Ahead<T>&) {
     return 0;
 }
 
 #if defined(__AVX512BF16__)
-// Two positions at a time; weights are rounded to bf16, as in prefill.
+// C vectors from number d on, two positions at a time; weights are rounded to bf16, as in prefill.
+template <int G, int C>
+ALWAYS_INLINE void weigh_paired(const bf16* weights, const float* older, const bf16* const* v, int64_t offset, int n,
+                                int64_t d, float* const* states, Ahead<bf16>& ahead) {
+    Floats sums[G][C];
+    for (int g = 0; g < G; g++)
+        for (int c = 0; c < C; c++) sums[g][c] = load(states[g] + d + c * LANES) * older[g];
+    for (int t = 0; t < n; t += 2) {
+        ahead.fetch_some();
+        for (int c = 0; c < C; c += 2) {
+            Words even, odd{};
+            std::memcpy(&even, v[t] + offset + d + c * LANES, sizeof even);
+            if (t + 1 < n) std::memcpy(&odd, v[t + 1] + offset + d + c * LANES, sizeof odd);
+            Words first = interleaved(even, odd, false), rest = interleaved(even, odd, true);
+            for (int g = 0; g < G; g++) {
+                Words pair = broadcast(weights + g * PIECE + t);
+                sums[g][c] = multiply_add(sums[g][c], pair, first, weights);
+                sums[g][c + 1] = multiply_add(sums[g][c + 1], pair, rest, weights);
+            }
+        }
+    }
+    for (int g = 0; g < G; g++)
+        for (int c = 0; c < C; c++) store(states[g] + d + c * LANES, sums[g][c]);
+}
+
 template <int G>
 ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, const bf16* const* v, int64_t offset, int n,
-                                  int64_t D, float* values, int64_t stride) {
-    constexpr int C = G <= 3 ? 4 : 2;
+                                  int64_t D, float* const* states, Ahead<bf16>& ahead) {
     bf16 narrow[G * PIECE];
     for (int i = 0; i < G * PIECE; i += LANES) store(narrow + i, load(weights + i));
     int64_t d = 0;
-    for (; d + C * LANES <= D; d += C * LANES) {
-        Floats sums[G][C];
-        for (int g = 0; g < G; g++)
-            for (int c = 0; c < C; c++) sums[g][c] = load(values + g * stride + d + c * LANES) * older[g];
-        for (int t = 0; t < n; t += 2)
-            for (int c = 0; c < C; c += 2) {
-                Words even, odd{};
-                std::memcpy(&even, v[t] + offset + d + c * LANES, sizeof even);
-                if (t + 1 < n) std::memcpy(&odd, v[t + 1] + offset + d + c * LANES, sizeof odd);
-                Words first = interleaved(even, odd, false), rest = interleaved(even, odd, true);
-                for (int g = 0; g < G; g++) {
-                    Words pair = broadcast(narrow + g * PIECE + t);
-                    sums[g][c] = multiply_add(sums[g][c], pair, first, narrow);
-                    sums[g][c + 1] = multiply_add(sums[g][c + 1], pair, rest, narrow);
-                }
-            }
-        for (int g = 0; g < G; g++)
-            for (int c = 0; c < C; c++) store(values + g * stride + d + c * LANES, sums[g][c]);
-    }
+    for (; d + 4 * LANES <= D; d += 4 * LANES) weigh_paired<G, 4>(narrow, older, v, offset, n, d, states, ahead);
+    for (; d + 2 * LANES <= D; d += 2 * LANES) weigh_paired<G, 2>(narrow, older, v, offset, n, d, states, ahead);
     return d;
 }
 #endif
@@ -152,66 +128,91 @@ ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, cons
 // The same for all D numbers, with as many sums at a time as hide the latency of one.
 template <int G, typename T>
 ALWAYS_INLINE void weigh(const float* weights, const float* older, const T* const* v, int64_t offset, int n, int64_t D,
-                         float* values, int64_t stride) {
+                         float* const* states, Ahead<T>& ahead) {
     constexpr int C = G <= 2 ? 4 : G <= 4 ? 2 : 1;
-    int64_t d = weigh_pairs<G>(weights, older, v, offset, n, D, values, stride);
+    int64_t d = weigh_pairs<G>(weights, older, v, offset, n, D, states, ahead);
     for (; d + C * LANES <= D; d += C * LANES)
-        weigh_columns<G, C>(weights, older, v, offset, n, d, LANES, values, stride);
+        weigh_columns<G, C>(weights, older, v, offset, n, d, LANES, states, ahead);
     for (; d < D; d += LANES)
-        weigh_columns<G, 1>(weights, older, v, offset, n, d, std::min<int64_t>(LANES, D - d), values, stride);
+        weigh_columns<G, 1>(weights, older, v, offset, n, d, std::min<int64_t>(LANES, D - d), states, ahead);
 }
 
-// Scores of G query heads for all keys that a piece has for one head, into scores [G, PIECE].
+// Where parts put what they know so far: [parts, query heads, stride], the values [D], the largest score, the sum.
+struct States {
+    float* at;
+    int64_t n_heads, stride;
+    float* of(const Part& part, int64_t head) const { return at + (part.id * n_heads + head) * stride; }
+};
+
+// What a unit of work reads and writes.
+template <typename T>
+struct Work {
+    const Queries<T>& queries;
+    const Cache& cache;
+    const Rows& rows;
+    const States& states;
+    int64_t head, head_end;
+};
+
+// One head of a piece for G query heads: row i is that of part i / n_shared, and one of those that share the head.
 template <int G, typename T>
-void score_piece(const T* q, const Piece<T>& piece, int64_t head, int64_t D, bool fetches, float* scores) {
-    const T* const* v = fetches ? piece.v : nullptr;
-    for (int i = 0; i < piece.n_groups; i += 2) {
-        Group<T> one = piece.groups[i], two = i + 1 < piece.n_groups ? piece.groups[i + 1] : Group<T>{one.at, 0};
-        if (one.width == LANES && two.width == LANES) score<G, true>(q, one, two, head, D, v, scores);
-        else score<G, false>(q, one, two, head, D, v, scores);
-        scores += one.width + two.width;
-        if (v) v += one.width + two.width;
+void attend_piece(const Work<T>& work, const Part* parts, int64_t row, const Piece<T>& piece, int64_t head,
+                  Ahead<T>& ahead) {
+    int64_t D = work.cache.D, n_shared = work.queries.n_heads / work.cache.n_heads;
+    const T* q[G];
+    float scores[(G + 1) * PIECE], older[G], *states[G];
+    for (int g = 0; g < G; g++) {
+        const Part& part = parts[(row + g) / n_shared];
+        int64_t i = head * n_shared + (row + g) % n_shared;
+        q[g] = work.queries.at + part.token * work.queries.stride + i * D;
+        states[g] = work.states.of(part, i);
     }
+    score_piece<G>(q, piece, head, D, ahead, scores);
+    for (int g = 0; g < G; g++)
+        older[g] =
+            soften<T>(scores + g * PIECE, piece.first, piece.end, work.queries.scale, states[g][D], states[g][D + 1]);
+    weigh<G>(scores + piece.first, older, piece.v + piece.first, head * D, piece.end - piece.first, D, states, ahead);
 }
 
-// The states [n_heads, stride] of a part's query, for key-value heads [head, head_end): values [D], largest, sum.
-// G query heads at a time meet a key or value; G divides the number that share it.
+// The same for n query heads, at most G.
 template <int G, typename T>
-void attend_part(const Queries<T>& queries, const Cache& cache, const Rows& rows, const Part& part, int64_t head,
-                 int64_t head_end, float* states, int64_t stride) {
-    int64_t D = cache.D, n_shared = queries.n_heads / cache.n_heads, first = head * n_shared, end = head_end * n_shared;
-    const T* q = queries.at + part.token * queries.stride;
-    for (int64_t h = first; h < end; h++) {
-        std::fill_n(states + h * stride, D, 0.0f);
-        states[h * stride + D] = NONE, states[h * stride + D + 1] = 0;
-    }
-    float scores[(G + 1) * PIECE], older[G];
-    Piece<T> next = piece_at<T>(cache, rows, part, part.start);
-    while (next.n) {
+void attend_rows(int64_t n, const Work<T>& work, const Part* parts, int64_t row, const Piece<T>& piece, int64_t head,
+                 Ahead<T>& ahead) {
+    if (n == G) attend_piece<G>(work, parts, row, piece, head, ahead);
+    else if constexpr (G > 1) attend_rows<G - 1>(n, work, parts, row, piece, head, ahead);
+}
+
+// The pieces of n parts from position `at` on, as far as they end by `until`. Returns where the next one begins.
+template <typename T>
+int64_t attend_pieces(const Work<T>& work, const Part* parts, int64_t n, int64_t at, int64_t until) {
+    int64_t D = work.cache.D, n_rows = n * (work.queries.n_heads / work.cache.n_heads),
+            n_tiles = ceil_div(n_rows, ROWS);
+    Piece<T> next = piece_at<T>(work.cache, work.rows, parts[0], at);
+    while (next.n && next.start + next.n <= until) {
         Piece<T> piece = next;
-        next = piece_at<T>(cache, rows, part, piece.start + piece.n);
-        for (int64_t h = head; h < head_end; h++) {
-            for (int64_t i = h * n_shared; i < (h + 1) * n_shared; i += G) {
-                score_piece<G>(q + i * D, piece, h, D, i == h * n_shared, scores);
-                for (int j = 0; j < next.n_groups && i == h * n_shared; j++)
-                    fetch(next.groups[j].at + h * next.groups[j].width * D, next.groups[j].width * D);
-                for (int g = 0; g < G; g++) {
-                    float* total = states + (i + g) * stride + D;
-                    older[g] = soften<T>(scores + g * PIECE, piece.first, piece.end, queries.scale, total[0], total[1]);
-                }
-                weigh<G>(scores + piece.first, older, piece.v + piece.first, h * D, piece.end - piece.first, D,
-                         states + i * stride, stride);
+        next = piece_at<T>(work.cache, work.rows, parts[0], piece.start + piece.n);
+        Ahead<T> ahead(next, work.head, work.head_end, D, (work.head_end - work.head) * n_tiles * n_calls<T>(D));
+        for (int64_t head = work.head; head < work.head_end; head++)
+            for (int64_t t = 0; t < n_tiles; t++) {
+                int64_t row = n_rows * t / n_tiles, end = n_rows * (t + 1) / n_tiles;
+                attend_rows<ROWS>(end - row, work, parts, row, piece, head, ahead);
             }
-        }
     }
+    return next.start;
 }
 
-template <typename T, int G = 8>
-void attend_part_by(const Queries<T>& queries, const Cache& cache, const Rows& rows, const Part& part, int64_t head,
-                    int64_t head_end, float* states, int64_t stride) {
-    if (queries.n_heads / cache.n_heads % G == 0)
-        attend_part<G>(queries, cache, rows, part, head, head_end, states, stride);
-    else if constexpr (G > 1) attend_part_by<T, G - 1>(queries, cache, rows, part, head, head_end, states, stride);
+// Parts of a bundle: what they share together, then each its own.
+template <typename T>
+void attend_bundle(const Work<T>& work, const Part* parts, const Bundle& bundle) {
+    int64_t n_shared = work.queries.n_heads / work.cache.n_heads, D = work.cache.D;
+    for (int64_t p = 0; p < bundle.n; p++)
+        for (int64_t h = work.head * n_shared; h < work.head_end * n_shared; h++) {
+            float* state = work.states.of(parts[p], h);
+            std::fill_n(state, D, 0.0f);
+            state[D] = NONE, state[D + 1] = 0;
+        }
+    int64_t at = attend_pieces(work, parts, bundle.n, parts[0].start, bundle.common);
+    for (int64_t p = 0; p < bundle.n; p++) attend_pieces(work, parts + p, 1, at, parts[p].end + PIECE);
 }
 
 // The softmax over n parts of one head, whose states lie `step` apart, into out [D].
@@ -237,15 +238,16 @@ template <typename T>
 void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& rows, const std::vector<Part>& parts,
                    T* out) {
     int64_t n_parts = parts.size(), stride = ceil_div(cache.D + 2, LANES) * LANES, n_heads = queries.n_heads;
-    std::vector<float> states(n_parts * n_heads * stride);
+    std::vector<float> memory(n_parts * n_heads * stride);
+    States states{memory.data(), n_heads, stride};
+    std::vector<Part> sorted = parts;
+    std::vector<Unit> units = units_of(bundled(sorted, rows, cache.block_size), cache.n_heads);
 #pragma omp parallel
     {
-        int64_t n_splits = std::min<int64_t>(cache.n_heads, ceil_div(4 * n_threads(), n_parts));
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < n_parts * n_splits; i++) {
-            int64_t p = i / n_splits, split = i % n_splits;
-            attend_part_by(queries, cache, rows, parts[p], cache.n_heads * split / n_splits,
-                           cache.n_heads * (split + 1) / n_splits, states.data() + p * n_heads * stride, stride);
+        for (int64_t i = 0; i < (int64_t)units.size(); i++) {
+            Work<T> work{queries, cache, rows, states, units[i].head, units[i].head_end};
+            attend_bundle(work, &sorted[units[i].bundle.first], units[i].bundle);
         }
 #pragma omp for schedule(static)
         for (int64_t p = 0; p < n_parts; p++) {
@@ -253,8 +255,7 @@ void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& ro
             int64_t n = 1;
             while (p + n < n_parts && parts[p + n].token == parts[p].token) n++;
             for (int64_t h = 0; h < n_heads; h++)
-                merge(&states[(p * n_heads + h) * stride], n_heads * stride, n,
-                      queries.sinks ? queries.sinks + h : nullptr, cache.D,
+                merge(states.of(parts[p], h), n_heads * stride, n, queries.sinks ? queries.sinks + h : nullptr, cache.D,
                       out + (parts[p].token * n_heads + h) * cache.D);
         }
     }

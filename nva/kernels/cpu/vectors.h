@@ -33,9 +33,11 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #if defined(_OPENMP)
 inline int thread_id() { return omp_get_thread_num(); }
 inline int n_threads() { return omp_get_num_threads(); }
+inline int most_threads() { return omp_get_max_threads(); }
 #else
 inline int thread_id() { return 0; }
 inline int n_threads() { return 1; }
+inline int most_threads() { return 1; }
 #endif
 
 struct bf16 {  // the upper half of a float
