@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import nva
 from examples import test_your_scheduler as scheduler_example
 from examples.beam_search import REQUEST_ID, advance, beam_search, begin
 from examples.compose import fair, serve
+from nva.forward import make_forward
+from nva.kernels import reference
 from nva.state.engine import check
 from nva.state.policy import first_come_first_served
 from nva.state.request import request
@@ -156,3 +159,21 @@ def test_the_tour_prints_what_it_says(demo_model: Path) -> None:
     results = doctest.testfile(str(Path(__file__).parents[1] / "docs/tour.md"), module_relative=False)
     assert results.attempted > 30
     assert results.failed == 0
+
+
+@pytest.mark.slow
+def test_a_kernel_of_ones_own_serves_as_the_page_on_operators_says(demo_model: Path) -> None:
+    """Both ways: its snippet with one kernel, and what lies in the cache by the reference's kernels together."""
+    assert demo_model.is_dir()
+    page = (Path(__file__).parents[1] / "docs/custom_op.md").read_text()
+    found: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], found)
+    engine, plain = found["engine"], vars(reference)
+    question = {"messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]}
+    params = nva.SamplingParams(temperature=0, max_tokens=20)
+    together = ("write_kv", "attention_inputs", "attention", "copy_blocks", "compiled")
+    changed = {**vars(found["kernels"]), **{name: plain[name] for name in together}}
+    for kernels in (found["kernels"], SimpleNamespace(**changed)):
+        engine.forward = make_forward(engine.checkpoint.spec, engine.state.limits, kernels)
+        for completion in nva.generate(engine, [question] * 4, params):
+            assert completion.text == "The capital of France is Paris."

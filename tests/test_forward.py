@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -115,9 +114,8 @@ def test_the_last_layer_goes_on_with_wanted_tokens_only(kv: KV) -> None:
         n_rows.append(len(x))
         return reference.silu_mul(x)
 
-    kernels: Any = SimpleNamespace(**{**vars(reference), "silu_mul": counted})
     batch = prefill()
-    make_forward(SPEC, LIMITS, kernels)(PARAMS, kv, batch)
+    make_forward(SPEC, LIMITS, mutated(reference, silu_mul=counted))(PARAMS, kv, batch)
     assert n_rows == [len(batch.token_ids), len(batch.logit_index)]
 
 

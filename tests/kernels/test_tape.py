@@ -23,6 +23,7 @@ from nva.steps.pack import pack
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
+from tests.models.parity import mutated
 from tests.test_forward import SPEC
 
 DENSE = attrs.evolve(SPEC, hidden_size=32, head_dim=8, activation="gelu_tanh", embed_scale=3.0, logit_scale=0.5)
@@ -43,10 +44,10 @@ def weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> Any:
     return random_params(spec, dtype, torch.Generator().manual_seed(seed), operators, std=0.3)
 
 
-def steps(spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, params: Any = None) -> list[Tensor]:
+def steps(spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, kernels: Any = operators) -> list[Tensor]:
     """The logits of all steps of a run: prompts of many lengths, forks that copy blocks, decoding to the end."""
-    forward, kv = make_forward(spec, LIMITS, operators, enforce_eager=enforce_eager), empty_kv(spec, LIMITS, dtype)
-    random, params = np.random.default_rng(0), params or weights(spec, dtype)
+    forward, kv = make_forward(spec, LIMITS, kernels, enforce_eager=enforce_eager), empty_kv(spec, LIMITS, dtype)
+    random, params = np.random.default_rng(0), weights(spec, dtype)
     asked = [SamplingParams(temperature=0.7, seed=i, n=1 + i % 2, max_tokens=12, ignore_eos=True) for i in range(5)]
     prompts = [random.integers(0, 97, 5 + 7 * i) for i in range(5)]
     state = submit(empty(LIMITS), [request(i, *pair) for i, pair in enumerate(zip(prompts, asked, strict=True))])
@@ -109,19 +110,60 @@ def test_a_step_that_fails_while_it_is_recorded_is_forgotten() -> None:
     run(params, None, [1])
     with pytest.raises(OSError, match="out of memory"):
         run(params, None, [1])
-    assert [run(params, None, [n]).tolist() for n in (3, 4, 5)] == [[7], [9], [11]]
-    assert len(calls) == 3
+    assert [run(params, None, [n]).tolist() for n in (3, 4, 5, 6)] == [[7], [9], [11], [13]]
+    assert len(calls) == 5
 
 
-def test_writes_in_place_and_several_results_are_on_the_tape() -> None:
+def test_writes_in_place_and_several_results_are_on_the_tape(replays: list[Any]) -> None:
     def compute(params: Tensor, caches: Tensor, inputs: Step) -> Tensor:
         values, order = (inputs.token_ids * 10).sort(descending=True)
-        caches.add_(1)
+        caches.copy_(values[:1] + 1)
         return torch.cat([values, order, caches])
 
     run, params, caches = small_step(compute), torch.tensor(1), torch.zeros(1, dtype=torch.int64)
     found = [run(params, caches, [n, 7]).tolist() for n in (3, 9, 4, 8)]
-    assert found == [[70, 30, 1, 0, 1], [90, 70, 0, 1, 2], [70, 40, 1, 0, 3], [80, 70, 0, 1, 4]]
+    assert found == [[70, 30, 1, 0, 71], [90, 70, 0, 1, 91], [70, 40, 1, 0, 71], [80, 70, 0, 1, 81]]
+    assert len(replays) == 2
+
+
+def in_numpy(params: Tensor, caches: Any, inputs: Step) -> Tensor:
+    return params * torch.from_numpy(inputs.token_ids.numpy() + 1)
+
+
+def by_a_number(params: Tensor, caches: Any, inputs: Step) -> Tensor:
+    return params * (inputs.token_ids + inputs.token_ids.min().item() ** 0)
+
+
+@pytest.mark.parametrize(("compute", "why"), [(in_numpy, "does more than call"), (by_a_number, "tells Python what")])
+def test_what_no_tape_can_hold_is_computed(compute: Any, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run, params = small_step(compute), torch.tensor(2)
+    assert [run(params, None, [n]).tolist() for n in range(5)] == [[2], [4], [6], [8], [10]]
+    assert why in capsys.readouterr().err
+
+
+def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """By numpy, which a tape doesn't see."""
+
+    def silu_mul(x: Tensor) -> Tensor:
+        gate, up = np.split(x.numpy(), 2, axis=1)
+        return torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
+
+    own = steps(SPEC, torch.float32, enforce_eager=False, kernels=mutated(operators, silu_mul=silu_mul))
+    for one, other in zip(own, steps(SPEC, torch.float32, enforce_eager=True), strict=True):
+        torch.testing.assert_close(one, other)
+    assert "call by call" in capsys.readouterr().err
+
+
+def test_tapes_that_were_not_used_for_long_are_dropped(monkeypatch: pytest.MonkeyPatch, replays: list[Any]) -> None:
+    monkeypatch.setattr(tape, "MOST_TAPES", 2)
+    run = small_step(lambda params, _, inputs: inputs.token_ids * params)
+    params = torch.tensor(2)
+    for n in (1, 2, 3, 3, 3, 2, 1):
+        run(params, None, [5] * n)
+    assert len(replays) == 1, "of the shape that came three times in a row"
+    for _ in range(2):
+        run(params, None, [5])
+    assert len(replays) == 2, "the first shape had been forgotten"
 
 
 def test_the_arena_holds_one_step_whatever_the_number_of_tapes() -> None:

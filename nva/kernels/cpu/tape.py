@@ -2,13 +2,15 @@
 made them. That code takes as long for one token as for a thousand, and is a good part of a decode step.
 
 The law: a tape computes what the function computes. What differs between two steps of one shape is copied in; all else
-(addresses, sizes, the order of calls) is on the tape. CUDA graphs and ACL graphs work in this way.
+(addresses, sizes, the order of calls) is on the tape. CUDA graphs and ACL graphs work in this way. Python code between
+the calls, as a kernel of a user's own may have, is on no tape: so a tape must prove itself before it is used.
 Read next: operators.py, which calls its kernels through `call`, and says what differs between steps.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -28,6 +30,9 @@ from nva.kernels.cpu.memory import aligned
 MOST_TOKENS = 64
 """Tokens of a step for which a tape is made: with more, the kernels take far longer than the code between them."""
 
+MOST_TAPES = 64
+"""Tapes that are kept, those used last, half a megabyte each."""
+
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 Steps = Callable[[Any], "tuple[np.ndarray, ...] | None"]
 WithSteps = Callable[[Any, Sequence[np.ndarray]], Any]
@@ -39,6 +44,12 @@ class _Recording(threading.local):
     calls: Calls | None = None
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _boxed(kind: Any, value: Any) -> Any:
+    """An argument as C takes it. Tapes have most of theirs in common."""
+    return kind(value)
+
+
 _recording = _Recording()
 
 
@@ -47,39 +58,56 @@ def call(function: Any, *arguments: Any) -> None:
     function(*arguments)
     if _recording.calls is not None:
         kinds = zip(function.argtypes, arguments, strict=True)
-        _recording.calls.append((function, tuple(kind(argument) for kind, argument in kinds)))
+        _recording.calls.append((function, tuple(_boxed(*pair) for pair in kinds)))
 
 
 def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute:
     """`compute(params, caches, inputs)`, replayed where its shape came before.
 
     arrays_of(inputs) are the arrays that differ between steps, or None where no tape can be made; with_arrays(inputs,
-    arrays) are the inputs with others in their place. Other parameters or caches begin anew.
+    arrays) are the inputs with others in their place. Other parameters or caches begin anew. What a step writes, it
+    may write twice: a shape's second step is recorded, its third is replayed and computed, and the two compared.
     """
     tapes: dict[Any, Tape | None] = {}
     constants: list[Any] = [None] * 3
-    arena = Arena()
+    arena, is_taped = Arena(), True
 
     @functools.wraps(compute)
     def run(params: Any, caches: Any, inputs: Any) -> Tensor:
+        nonlocal is_taped
         now = params, caches, inputs.rope_tables
         if any(old is not new for old, new in zip(constants, now, strict=True)):
             constants[:] = now
             tapes.clear()
-        arrays = arrays_of(inputs) if len(inputs.token_ids) <= MOST_TOKENS else None
+        arrays = arrays_of(inputs) if is_taped and len(inputs.token_ids) <= MOST_TOKENS else None
         if arrays is None:
             return compute(params, caches, inputs)
         shape = tuple(array.shape for array in arrays)
-        if tape := tapes.get(shape):
-            return tape.replay(arrays)
-        if shape not in tapes:
-            tapes[shape] = None  # it may never come back
+        is_first, tape = shape not in tapes, tapes.pop(shape, None)
+        try:
+            if is_first:  # it may never come back
+                result = compute(params, caches, inputs)
+            elif tape is None:
+                own = tuple(array.copy() for array in arrays)
+                result, tape = record(lambda: compute(params, caches, with_arrays(inputs, own)), own, arena)
+            elif tape.is_proven:
+                result = tape.replay(arrays)
+            else:
+                result, tape = prove(tape, arrays, lambda: compute(params, caches, inputs))
+        except NotOnTape as found:
+            print(f"nva: steps are computed call by call, since {found}", file=sys.stderr)
+            is_taped = False
             return compute(params, caches, inputs)
-        own = tuple(array.copy() for array in arrays)
-        result, tapes[shape] = record(lambda: compute(params, caches, with_arrays(inputs, own)), own, arena)
+        tapes[shape] = tape
+        if len(tapes) > MOST_TAPES:
+            del tapes[next(iter(tapes))]
         return result
 
     return run
+
+
+class NotOnTape(Exception):
+    """Why a function can't be replayed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +117,7 @@ class Tape:
     arrays: tuple[np.ndarray, ...]
     calls: Calls
     result: Callable[[], Tensor]
+    is_proven: bool = False
 
     def replay(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """What the function gives for these arrays, in memory of its own."""
@@ -108,6 +137,15 @@ def record(compute: Callable[[], Tensor], arrays: tuple[np.ndarray, ...], arena:
     finally:
         _recording.calls = None
     return result.clone(), Tape(arrays=arrays, result=_last(calls, arena.lent(result)), calls=calls)
+
+
+def prove(tape: Tape, arrays: Sequence[np.ndarray], compute: Callable[[], Tensor]) -> tuple[Tensor, Tape]:
+    """The result, and the tape as one that gives it. Raises NotOnTape if it gives another."""
+    replayed = tape.replay(arrays)
+    result = compute()
+    if not torch.allclose(replayed, result, rtol=0, atol=0, equal_nan=True):
+        raise NotOnTape("a kernel does more than call torch's operators and compiled functions")
+    return result, attrs.evolve(tape, is_proven=True)
 
 
 def _last(calls: Calls, place: Tensor) -> Callable[[], Tensor]:
@@ -137,6 +175,8 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func in _ALLOCATE:
             return self.arena.empty_like(out)
+        if func._schema.returns and not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(out)):
+            raise NotOnTape(f"{func} tells Python what a tensor holds")
         again = functools.partial(func, *self._lent(args), **self._lent(kwargs))
         if func._schema.is_mutable:
             self.calls.append((again, ()))
