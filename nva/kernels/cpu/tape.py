@@ -31,7 +31,7 @@ MOST_TOKENS = 64
 """Tokens of a step for which a tape is made: with more, the kernels take far longer than the code between them."""
 
 MOST_TAPES = 64
-"""Tapes that are kept, those used last, half a megabyte each."""
+"""Tapes that are kept, those that were used last: half a megabyte each for 30 layers."""
 
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 Steps = Callable[[Any], "tuple[np.ndarray, ...] | None"]
