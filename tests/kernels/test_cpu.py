@@ -90,13 +90,13 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, data: 
 @FLOATS
 @pytest.mark.parametrize("n_common", [0, 40, 512, 600])
 def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(dtype: torch.dtype, n_common: int) -> None:
-    """More of them than are ever read together, every other one over its own first block."""
+    """More of them than are ever read together, every other one over its own first block; some end where others go on."""
     n_rows, block_size = 40, 8
     tables = np.arange(n_rows * 75, dtype=np.int32).reshape(n_rows, 75)
     tables[::2, : n_common // block_size] = tables[0, : n_common // block_size]
     tables[1::2, 1 : n_common // block_size] = tables[1, 1 : n_common // block_size]
     cache = normal(0, dtype, 2, tables.size, block_size, 2, 48)
-    queries, lengths = 1 + np.arange(n_rows) % 3, 600 - np.arange(n_rows) % 5
+    queries, lengths = 1 + np.arange(n_rows) % 3, 600 - 4 * (np.arange(n_rows) % 5)
     ends = np.cumsum(queries)
     host = Layout(block_tables=tables, query_ends=ends.astype(np.int32), context_lens=lengths.astype(np.int32))
     case = attrs.evolve(long_row(1), k_cache=cache[0], v_cache=cache[1], host=host)

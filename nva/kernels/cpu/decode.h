@@ -182,7 +182,8 @@ void attend_rows(int64_t n, const Work<T>& work, const Part* parts, int64_t row,
     else if constexpr (G > 1) attend_rows<G - 1>(n, work, parts, row, piece, head, ahead);
 }
 
-// The pieces of n parts from position `at` on, as far as they end by `until`. Returns where the next one begins.
+// The pieces of n parts, the first of which is the longest, from position `at` on, as far as they end by `until`.
+// Returns where the next one begins.
 template <typename T>
 int64_t attend_pieces(const Work<T>& work, const Part* parts, int64_t n, int64_t at, int64_t until) {
     int64_t D = work.cache.D, n_rows = n * (work.queries.n_heads / work.cache.n_heads),

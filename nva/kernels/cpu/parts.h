@@ -33,10 +33,11 @@ inline int64_t common_end(const Part& a, const Part& b, const Rows& rows, int64_
     return std::min(i * block_size, end);
 }
 
-// Puts parts with the same blocks side by side, and says which share so much that reading it together pays.
+// Puts parts with the same blocks side by side, longest first, and says which share so much that reading it together
+// pays. A bundle's pieces are those of its longest part, since they must not end where only another part does.
 inline std::vector<Bundle> bundled(std::vector<Part>& parts, const Rows& rows, int64_t block_size) {
     auto key = [&](const Part& part) {
-        return std::make_tuple(part.start, rows.table_of(part.row)[part.start / block_size], part.id);
+        return std::make_tuple(part.start, rows.table_of(part.row)[part.start / block_size], -part.end, part.id);
     };
     std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return key(a) < key(b); });
     std::vector<Bundle> bundles;
