@@ -24,11 +24,10 @@ def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
     ends = plan.counts.cumsum(dtype=np.int32)
     is_source = np.zeros(len(plan.rows), np.bool_)
     is_source[plan.sample_sources] = True
-    logit_rows = (is_source.cumsum(dtype=np.int32) - 1)[plan.sample_sources]
-    scored = scored_tokens(state, plan)
-    logit_index = np.concatenate([ends[is_source] - 1, np.array([index for _, _, index in scored], np.int32)])
-    batch = _pack_batch(state, plan, ends, logit_index)
-    return batch, _pack_draw(state, plan, logit_rows, len(logit_index) - len(scored), scored)
+    sources, scored = is_source.nonzero()[0], scored_tokens(state, plan)
+    logit_rows = sources.searchsorted(plan.sample_sources)
+    logit_index = [*(ends[sources] - 1).tolist(), *(index for _, _, index in scored)]
+    return _pack_batch(state, plan, ends, logit_index), _pack_draw(state, plan, logit_rows, len(sources), scored)
 
 
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
@@ -42,11 +41,11 @@ def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     return found
 
 
-def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> Batch:
+def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: list[int]) -> Batch:
     limits, n, n_rows = state.limits, int(ends[-1]), len(plan.rows)
     n_padded = bucket_for(n, limits.token_buckets)
     n_padded_rows = bucket_for(n_rows + 1, limits.row_buckets) if limits.row_buckets else n_rows
-    width = limits.table_width if limits.row_buckets else int(state.rows.n_blocks[plan.rows].max())
+    width = limits.table_width if limits.row_buckets else max(state.rows.n_blocks[plan.rows].tolist())
     shapes = {
         "token_ids": (n_padded,),
         "positions": (limits.position_axes, n_padded),
@@ -58,8 +57,7 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
         "copies": plan.copies.shape,
     }
     buffer, views = _laid_out(shapes)
-    row_ids = plan.rows.repeat(plan.counts)
-    positions = np.arange(n) + (plan.starts - ends + plan.counts).repeat(plan.counts)
+    row_ids, positions = _unrolled(plan, ends)
     block, offset = np.divmod(positions, limits.block_size)
     tables, histories = state.rows.block_tables, state.rows.histories
     views["token_ids"][:n] = entries_at(histories, row_ids, positions)
@@ -74,6 +72,14 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
         _pad(views, n, n_rows, limits)
     images = () if limits.position_axes == 1 else _images(state, plan, ends)
     return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), images=images, **views)
+
+
+def _unrolled(plan: Plan, ends: Int) -> tuple[Ids, Int]:
+    """The row and the position of each planned token."""
+    if len(plan.rows) == ends[-1]:  # one each
+        return plan.rows, plan.starts
+    first = plan.starts - ends + plan.counts
+    return plan.rows.repeat(plan.counts), np.arange(ends[-1]) + first.repeat(plan.counts)
 
 
 def _rope_positions(state: EngineState, plan: Plan) -> Int:
@@ -124,7 +130,7 @@ def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
 
 
 def _pack_draw(
-    state: EngineState, plan: Plan, logit_rows: Int, n_sources: int, scored: list[tuple[int, int, int]]
+    state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int, scored: list[tuple[int, int, int]]
 ) -> Draw:
     rows, sampling = state.rows, state.rows.sampling.take(plan.sample_rows)  # several times faster than an index
     bias_at, bias = _biases(state, plan, sampling)
@@ -140,7 +146,6 @@ def _pack_draw(
         ),
         bias_at=bias_at,
         bias=bias,
-        n_logprobs=sampling["n_logprobs"].copy(),
         score_rows=np.arange(n_sources, n_sources + len(scored), dtype=np.int32),
         score_tokens=np.array([token_ids(rows, row)[position] for row, position, _ in scored], np.int32),
         n_score_logprobs=max(asked, default=0),

@@ -40,7 +40,7 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
     `filter_` is a device's own way to do what filter_gaps does.
     """
     picked = choose(logits, draw, filter_)
-    n_top = max(draw.n_logprobs.tolist(), default=NO_LOGPROBS)
+    n_top = max(draw.params["n_logprobs"].tolist(), default=NO_LOGPROBS)
     results = [picked]
     if n_top != NO_LOGPROBS:
         results += logprobs(logits, draw.logit_rows, picked[0], n_top)

@@ -47,7 +47,7 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, decoding, preempted = _preempt_for(state, order[n_due == 1][: limits.max_batched_tokens])
     state, copies = grow(state, decoding)
     work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
-    work = _chunk(work, state.rows, order[(n_due > 1) & state.rows.is_running[order]])
+    work = _chunk(work, state.rows, order[n_due > 1])
     row_ids, counts = _packed(decoding, work)
     state, work = _admit(_advance(state, row_ids, counts), work)
     if len(work.rows) + len(decoding) > len(row_ids):
@@ -71,8 +71,10 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
 
 def _packed(decoding: Ids, work: _Work) -> tuple[Ids, Int]:
     """The rows of a step, those that decode first, and how many tokens each computes."""
-    rows, counts = np.array(work.rows, np.intp), np.array(work.counts, np.int32)
-    return np.concatenate([decoding, rows]), np.concatenate([np.ones(len(decoding), np.int32), counts])
+    ones = np.ones(len(decoding), np.int32)
+    if not work.rows:
+        return decoding, ones
+    return np.concatenate([decoding, work.rows]), np.concatenate([ones, np.array(work.counts, np.int32)])
 
 
 def is_scored(request: Request, n_known: int) -> bool:
@@ -125,10 +127,12 @@ def _as_waiting(rows: Rows, row: int) -> Waiting:
 
 
 def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
-    """Give each row in turn as much of its uncomputed tokens as the budgets allow."""
+    """Give each row in turn, if it still runs, as much of its uncomputed tokens as the budgets allow."""
     for row in row_ids.tolist():
         if not work.tokens_left:
             break
+        if not rows.is_running[row]:
+            continue
         n = min(int(rows.n_tokens[row] - rows.n_computed[row]), work.tokens_left)
         scored = is_scored(request_of(rows, row), int(rows.n_known[row]))
         n = min(n, work.scores_left) if scored else n
