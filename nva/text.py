@@ -177,8 +177,8 @@ def detokenizer(tokenizer: Tokenizer | None) -> Detokenizer:
 
 
 def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    """Ids to text, special tokens and all: by the library below where there is one, as transformers takes three times as
-    long to hand its answer on."""
+    """Ids to text, special tokens and all: by the library below where there is one, as transformers' own code above it
+    takes longer than the answer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)

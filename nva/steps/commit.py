@@ -89,8 +89,9 @@ def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     long = (rows.n_known[row_ids] >= rows.max_len[row_ids]).nonzero()[0].tolist()
     finished: dict[int, Finished] = {}
     for j in sorted({*stopped, *long}):
-        row, end = int(row_ids[j]), ("stop", int(tokens[j])) if j in stopped else ("length", None)
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), *end)
+        row = int(row_ids[j])
+        reason, stopped_by = ("stop", int(tokens[j])) if j in stopped else ("length", None)
+        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
     return finished
 
 

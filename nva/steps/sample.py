@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nva.state.columns import Column, Int
+from nva.state.columns import Column, Ids, Int
 from nva.state.plan import Draw, Logprobs, Sampled
 from nva.state.request import NO_LOGPROBS
 from nva.steps.noise import MOST_NOISE, gumbel_of, row_keys
@@ -41,22 +41,23 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
     """
     picked = choose(logits, draw, filter_)
     n_top = max(draw.params["n_logprobs"].tolist(), default=NO_LOGPROBS)
-    results = [picked]
+    results = list(picked)
     if n_top != NO_LOGPROBS:
-        results += logprobs(logits, draw.logit_rows, picked[0], n_top)
+        results += logprobs(logits, draw.logit_rows, torch.as_tensor(results[0]), n_top)
     if len(draw.score_rows):
         results += logprobs(logits, draw.score_rows, _put(draw.score_tokens, logits), draw.n_score_logprobs)
-    (tokens, is_finite), *rest = _to_host(results)
+    tokens, is_finite, *rest = _to_host(results)
     return Sampled(
         tokens=tokens,
-        is_finite=is_finite.astype(np.bool_),
+        is_finite=np.asarray(is_finite, np.bool_),
         logprobs=_as_logprobs(rest[:4]) if n_top != NO_LOGPROBS else None,
         scores=_as_logprobs(rest[-4:]) if len(draw.score_rows) else None,
     )
 
 
-def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
-    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
+def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor | tuple[Column, Column]:
+    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0. They are
+    two arrays where a CPU finds them without torch."""
     is_plain = not (draw.penalized or len(draw.bias) or any(draw.params["temperature"].tolist()))
     if is_plain and len(draw.logit_rows):  # logits are read, once on a CPU
         return _likeliest(logits, draw.logit_rows)
@@ -79,23 +80,23 @@ def _kinds(params: Column, n_tokens: int) -> Column:
     return np.where(params["temperature"] == 0, _GREEDY, kinds)
 
 
-def _rows_of(logits: Tensor, rows: Int) -> Tensor:
+def _rows_of(logits: Tensor, rows: Ids) -> Tensor:
     """These rows of the logits: a view where they follow each other, to read only."""
     first, *rest = rows.tolist()
     is_range = rest == [*range(first + 1, first + len(rows))]
     return logits[first : first + len(rows)] if is_range else logits.index_select(0, _put(rows, logits))
 
 
-def _likeliest(logits: Tensor, rows: Int) -> Tensor:
-    """[2, S] as in `choose`, for samples that are greedy and no more. On a CPU by numpy, as an operator of torch takes
-    50 us when the forward has driven its code out of the caches."""
+def _likeliest(logits: Tensor, rows: Ids) -> Tensor | tuple[Column, Column]:
+    """As `choose`, for samples that are greedy and no more. On a CPU by numpy: an operator of torch takes up to 50 us
+    after a forward that has driven its code out of the caches."""
     if not logits.is_cpu:
         x = _rows_of(logits, rows)
         return torch.stack([x.argmax(-1).int(), x.amax(-1).isfinite().int()])
     values = logits.numpy()
     tokens = [int(values[row].argmax()) for row in rows.tolist()]
     is_finite = [math.isfinite(values[at]) for at in zip(rows.tolist(), tokens, strict=True)]
-    return torch.from_numpy(np.array([tokens, is_finite], np.int32))
+    return np.array(tokens, np.int32), np.array(is_finite)
 
 
 def _argmax(x: Tensor) -> Tensor:
@@ -266,7 +267,7 @@ def _as_float(bits: Tensor) -> Tensor:
     return bits.clamp(max=_INFINITY_BITS).view(torch.float32)
 
 
-def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:
+def logprobs(logits: Tensor, rows: Column, tokens: Tensor, n_top: int) -> list[Tensor]:
     """Log-probabilities under the softmax of logits[rows]: those of tokens [N], their ranks [N], the likeliest tokens
     [N, K] and theirs [N, K]. Equally likely tokens come in no set order."""
     parts: list[tuple[Tensor, ...]] = []
@@ -292,10 +293,11 @@ def _put(values: Column, like: Tensor) -> Tensor:
     return torch.tensor(values.copy()).to(like.device, non_blocking=True)
 
 
-def _to_host(tensors: Sequence[Tensor]) -> list[Column]:
+def _to_host(results: Sequence[Tensor | Column]) -> list[Column]:
     """Tensors of int32 and float32 as arrays, by one copy from a device."""
-    if tensors[0].is_cpu:
-        return [tensor.numpy() for tensor in tensors]
+    tensors = [result for result in results if isinstance(result, Tensor) and not result.is_cpu]
+    if not tensors:
+        return [np.asarray(result) for result in results]
     flat = torch.cat([tensor.contiguous().view(torch.int32).flatten() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [

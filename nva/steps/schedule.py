@@ -26,7 +26,7 @@ from nva.steps.submit import requeue
 Preempted = tuple[tuple[int, int], ...]  # (arrival, sample)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class _Work:
     """What a step has given out so far: tokens to rows, out of two budgets."""
 
@@ -148,9 +148,12 @@ def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
 
 
 def _advance(state: EngineState, row_ids: Ids, counts: Int) -> EngineState:
-    """Count these tokens as computed; the blocks they fill can be found from here on."""
-    computed = state.rows.n_computed[row_ids] + counts
-    return publish(evolve(state, rows=update(state.rows, row_ids, n_computed=computed)), row_ids)
+    """Count these tokens as computed, and one more for each row that has no other left: the token that is now sampled.
+    The blocks that are filled can be found from here on."""
+    rows = state.rows
+    n_computed, n_tokens = rows.n_computed[row_ids] + counts, rows.n_tokens[row_ids]
+    rows = update(rows, row_ids, n_computed=n_computed, n_tokens=n_tokens + (n_computed == n_tokens))
+    return publish(evolve(state, rows=rows), row_ids)
 
 
 def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
@@ -232,14 +235,13 @@ def _widened(stop_ids: Column, width: int) -> Column:
 
 
 def _start_samples(state: EngineState, row_ids: Ids) -> tuple[EngineState, Ids, Ids]:
-    """Which rows sample now, and from which planned row's logits; fresh prompts fork into their samples first."""
+    """Which rows sample now, and from which planned row's logits: fresh prompts fork into their samples."""
     rows = state.rows
-    (sources,) = (rows.n_computed[row_ids] == rows.n_tokens[row_ids]).nonzero()
+    (sources,) = (rows.n_tokens[row_ids] > rows.n_known[row_ids]).nonzero()
     sample_rows = row_ids[sources]
     for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
         state = evolve(state, rows=update(state.rows, row, n_samples=1))
         state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
         sample_rows, sources = np.array([*sample_rows, *forks]), np.array([*sources, *[source] * len(forks)])
-    rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)
-    return evolve(state, rows=rows), sample_rows, sources
+    return state, sample_rows, sources
