@@ -32,7 +32,7 @@ KINDS = {
 def draw_of(n_rows: int, **fields: float) -> Draw:
     """A draw from each of so many rows of logits."""
     params = np.zeros(n_rows, SAMPLING)
-    for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, **fields}.items():
+    for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, "n_logprobs": NO_LOGPROBS, **fields}.items():
         params[name] = value
     params["seed"] = np.arange(n_rows)
     return Draw(
@@ -43,7 +43,6 @@ def draw_of(n_rows: int, **fields: float) -> Draw:
         penalized=(),
         bias_at=np.zeros((0, 2), np.int32),
         bias=np.zeros(0),
-        n_logprobs=np.full(n_rows, NO_LOGPROBS, np.int32),
         score_rows=np.zeros(0, np.int32),
         score_tokens=np.zeros(0, np.int32),
         n_score_logprobs=0,

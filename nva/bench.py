@@ -24,9 +24,9 @@ from nva.load import Engine, load
 from nva.models.params import random_params
 from nva.models.registry import read_model
 from nva.state.config import Limits
-from nva.state.engine import EngineState, empty, is_busy
+from nva.state.engine import empty, is_busy
 from nva.state.request import SamplingParams, request
-from nva.state.rows import running
+from nva.state.rows import Rows, running
 from nva.steps.commit import commit
 from nva.steps.pack import pack
 from nva.steps.sample import filter_gaps, sample
@@ -110,12 +110,22 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """One step: seconds of each part, what it computed, and how full the cache was."""
+    """One step: seconds of each part, what it computed, and how full the cache was, counted off the clock."""
 
     seconds: dict[str, float]
     n_tokens: int
-    slots_used: int  # KV slots that hold a token
-    slots_taken: int  # slots of the blocks that rows hold, a shared block counted for each
+    rows: Rows  # as planned
+    block_size: int
+
+    @property
+    def slots_used(self) -> int:
+        """KV slots that hold a token."""
+        return int(self.rows.n_computed[running(self.rows)].sum())
+
+    @property
+    def slots_taken(self) -> int:
+        """Slots of the blocks that rows hold, a shared block counted for each."""
+        return int(self.rows.n_blocks[running(self.rows)].sum()) * self.block_size
 
 
 @attrs.frozen(kw_only=True)
@@ -180,16 +190,8 @@ def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
     for i, token in zip(answered, output.tokens.tolist(), strict=True):
         streams[i], _ = read(streams[i], [token])
     mark(None)
-    used, taken = _slots(state)
     seconds = dict(zip(PARTS, (after - before for before, after in itertools.pairwise(marks)), strict=True))
-    return Step(seconds=seconds, n_tokens=plan.n_tokens, slots_used=used, slots_taken=taken), answered
-
-
-def _slots(state: EngineState) -> tuple[int, int]:
-    """Slots of the cache that rows use, and slots of the blocks that they hold."""
-    rows, size = state.rows, state.limits.block_size
-    ids = running(rows)
-    return int(rows.n_computed[ids].sum()), int(rows.n_blocks[ids].sum()) * size
+    return Step(seconds=seconds, n_tokens=plan.n_tokens, rows=state.rows, block_size=state.limits.block_size), answered
 
 
 def best(function: Callable[[], Any], n: int = 5) -> float:

@@ -8,6 +8,7 @@ Read next: run.py, which puts these around the engine's loop.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -16,6 +17,8 @@ from typing import Any
 
 import attrs
 import numpy as np
+
+from nva.state.columns import evolve
 
 Tokenizer = Any
 """A tokenizer of transformers; its type is not named here, because importing transformers takes seconds."""
@@ -149,7 +152,7 @@ def check_text(text: str) -> str:
     return text
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Detokenizer:
     """Ids on their way to text: the window is decoded anew with each token, its first n_shown characters are out."""
 
@@ -167,10 +170,19 @@ def detokenizer(tokenizer: Tokenizer | None) -> Detokenizer:
     vocab = tokenizer.get_vocab()
     special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     return Detokenizer(
-        decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+        decode=_decoder(tokenizer),
         visible=frozenset(vocab.values()) - special - set(tokenizer.all_special_ids),
         byte_ids=frozenset(vocab[name] for name in (f"<0x{byte:02X}>" for byte in range(256)) if name in vocab),
     )
+
+
+def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    """Ids to text, special tokens and all: by the library below where there is one, as transformers' own code above it
+    takes longer than the answer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return functools.partial(backend.decode, skip_special_tokens=False)
 
 
 def push(detok: Detokenizer, ids: Sequence[int]) -> tuple[Detokenizer, str]:
@@ -178,10 +190,13 @@ def push(detok: Detokenizer, ids: Sequence[int]) -> tuple[Detokenizer, str]:
     window = (*detok.window, *(token for token in ids if token in detok.visible))
     if window == detok.window or window[-1] in detok.byte_ids:
         # A run of byte tokens is one text: "é" so far becomes three replacements if the next byte is invalid.
-        return attrs.evolve(detok, window=window), ""
-    kept = window[-N_KEPT:]
-    n_shown = len(settled(detok.decode(kept)))
-    return attrs.evolve(detok, window=kept, n_shown=n_shown), settled(detok.decode(window))[detok.n_shown :]
+        return evolve(detok, window=window), ""
+    text = settled(detok.decode(window))
+    new = text[detok.n_shown :]
+    if len(window) > 2 * N_KEPT:  # not at every token, as it takes another decode
+        window = window[-N_KEPT:]
+        text = settled(detok.decode(window))
+    return evolve(detok, window=window, n_shown=len(text)), new
 
 
 def flush(detok: Detokenizer) -> str:
@@ -200,16 +215,18 @@ def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, str | None
     The stop that completes first wins, and of those that complete together the longest: so nobody waits for a longer
     match once one is there, and it makes no difference in which pieces the text came.
     """
+    if not stops:
+        return text, "", None
     found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if found:
         end, _, stop = min(found)
         return text[: end - len(stop)], "", stop
-    longest = min(max(map(len, stops), default=1) - 1, len(text))
+    longest = min(max(map(len, stops)) - 1, len(text))
     n_held = next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
     return text[: len(text) - n_held], text[len(text) - n_held :], None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class TextStream:
     """The text of one sample: a detokenizer, then a watch for stop strings. Once stopped_by is set, no text follows."""
 
@@ -231,11 +248,11 @@ def read(stream: TextStream, ids: Sequence[int]) -> tuple[TextStream, str]:
     """Take the next ids and give the text that can be shown: never a part of a stop string, never half a character."""
     if stream.stopped_by is not None:
         return stream, ""
-    detok, exempt = push(stream.detok, ids[: stream.n_exempt])
+    detok, exempt = push(stream.detok, ids[: stream.n_exempt]) if stream.n_exempt else (stream.detok, "")
     detok, text = push(detok, ids[stream.n_exempt :])
     shown, held, stop = split_at_stop(stream.held + text, stream.stops)
     n_exempt = max(0, stream.n_exempt - len(ids))
-    return attrs.evolve(stream, detok=detok, n_exempt=n_exempt, held=held, stopped_by=stop), exempt + shown
+    return evolve(stream, detok=detok, n_exempt=n_exempt, held=held, stopped_by=stop), exempt + shown
 
 
 def finish(stream: TextStream) -> tuple[TextStream, str]:
@@ -243,4 +260,4 @@ def finish(stream: TextStream) -> tuple[TextStream, str]:
     if stream.stopped_by is not None:
         return stream, ""
     shown, held, stop = split_at_stop(stream.held + flush(stream.detok), stream.stops)
-    return attrs.evolve(stream, held="", stopped_by=stop), shown + held
+    return evolve(stream, held="", stopped_by=stop), shown + held

@@ -165,7 +165,7 @@ def test_cost_per_token_is_constant(tokenizer):
     detok = attrs.evolve(detok, decode=lambda ids, decode=detok.decode: sizes.append(len(ids)) or decode(ids))
     for token in sorted(detok.visible - detok.byte_ids):  # at the byte level, long runs of bytes that are no text
         detok, _ = push(detok, [token])
-    assert sizes and max(sizes) <= N_KEPT + 1
+    assert sizes and max(sizes) <= 2 * N_KEPT + 1
 
 
 def test_tokens_without_text_change_nothing_around_them():

@@ -50,6 +50,11 @@ def array_field() -> Any:
     return attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
 
 
+def is_any(mask: Bool) -> bool:
+    """mask.any(), without the Python code that numpy has around it."""
+    return len(mask.nonzero()[0]) > 0
+
+
 def write(column: Column, index: Any, values: Any) -> Column:
     """A copy of the column in which `column[index] = values`."""
     copy = column.copy()
@@ -101,11 +106,12 @@ def entries_at(table: Table, rows: Ids, columns: Any) -> Int:
 
 def append_entries(table: Table, rows: Ids, lengths: Int, values: ArrayLike) -> Table:
     """One more entry for each of these (distinct) rows, whose owner has the first `lengths` of each."""
-    is_older = table.filled[rows] != lengths
-    if np.count_nonzero(is_older):
+    lines = table.lines[rows]
+    is_older = table.shared.filled[lines] != lengths
+    if is_any(is_older):
         moving, kept = rows[is_older], lengths[is_older]
         table = replace_entries(table, moving, entries_at(table, moving, slice(kept.max())), kept)
-    lines = table.lines[rows]
+        lines = table.lines[rows]
     table.shared.entries[lines, lengths] = values
     table.shared.filled[lines] = lengths + 1
     return table

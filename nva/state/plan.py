@@ -1,6 +1,7 @@
 """What a step decides and carries: Plan (decisions), Batch and Draw (arrays), Sampled and Output (results).
 
-The law: each is a new record, complete when made; nothing is filled in later.
+The law: each is a new record, complete when made; nothing is filled in later. Those of every step have no slots, which
+attrs fills one by one, in twice the time.
 Read next: steps/schedule.py makes a Plan, steps/pack.py a Batch and a Draw of it, forward.py consumes the Batch.
 """
 
@@ -16,7 +17,7 @@ from nva.state.media import Image
 from nva.state.request import Finished, Request
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Plan:
     """Which rows compute which tokens, and which of them then sample.
 
@@ -49,7 +50,7 @@ class ImageSpan:
     count: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Batch:
     """T packed tokens of B rows for the device, in one int32 buffer that is copied at once. Fields are views of it.
 
@@ -71,7 +72,7 @@ class Batch:
     images: tuple[ImageSpan, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Draw:
     """What the sampler needs for S samples, one entry each, and for Q prompt tokens whose log-probabilities are asked.
 
@@ -79,14 +80,13 @@ class Draw:
     distinct, gets `bias[k]` added to its logit; minus infinity bans a token.
     """
 
-    logit_rows: Int = array_field()  # [S] row of the logits
+    logit_rows: Ids = array_field()  # [S] row of the logits
     params: Column = array_field()  # [S] SAMPLING
     samples: Int = array_field()  # [S] sample index
     positions: Int = array_field()  # [S] position in the sequence of the token to draw
     penalized: tuple[tuple[int, Int, int], ...]
     bias_at: Int = array_field()  # [K, 2]
     bias: Float = array_field()  # [K]
-    n_logprobs: Int = array_field()  # [S] likeliest tokens to report; NO_LOGPROBS for none and not the chosen either
     score_rows: Int = array_field()  # [Q] rows of the logits that predict prompt tokens
     score_tokens: Int = array_field()  # [Q] the prompt tokens
     n_score_logprobs: int  # likeliest tokens to report for each, the most that any of these prompts asks
@@ -102,7 +102,7 @@ class Logprobs:
     top: Float = array_field()  # [N, K] float32, descending
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Sampled:
     """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over all Q)."""
 
@@ -122,7 +122,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Output:
     """What a step brought: a token for each of S samples, prompt scores, and the samples that ended."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nva.state.blocks import Blocks
-from nva.state.columns import Bool, Ids, Int, append_entries, entries_at, evolve, freeze, replace_entries, write
+from nva.state.columns import Bool, Ids, Int, append_entries, entries_at, evolve, freeze, is_any, replace_entries, write
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
 from nva.state.plan import no_copies
@@ -71,7 +71,7 @@ def _slots_due(state: EngineState, row_ids: Ids) -> tuple[Bool, Bool]:
     is_full = column >= rows.n_blocks[row_ids]
     open_block = entries_at(rows.block_tables, row_ids, column)  # anything where is_full
     is_shared = ~is_full & (counts[open_block] > 1)
-    if np.count_nonzero(is_shared):  # where all of a block's holders would copy it, the first may keep it
+    if is_any(is_shared):  # where all of a block's holders would copy it, the first may keep it
         block, first, n_copies = np.unique(np.where(is_shared, open_block, -1), return_index=True, return_counts=True)
         is_shared[first[(block >= 0) & (n_copies == counts[block])]] = False
     return is_full, is_shared
@@ -87,17 +87,16 @@ def grow(state: EngineState, row_ids: Ids) -> tuple[EngineState, Int]:
     """Give each row a slot of its own for one more token; also the block copies [C, 2] this needs (copy-on-write)."""
     is_full, is_shared = _slots_due(state, row_ids)
     due = is_full | is_shared
-    n_due = int(np.count_nonzero(due))
-    if not n_due:
+    if not is_any(due):
         return state, no_copies()
-    blocks, ids = take(state.blocks, n_due)
+    blocks, ids = take(state.blocks, int(np.count_nonzero(due)))
     rows, new = state.rows, np.array(ids, np.int32)
     full, tables, lengths = row_ids[is_full], rows.block_tables, rows.n_blocks
     if len(full):
         tables = append_entries(tables, full, lengths[full], new[is_full[due]])
         lengths = write(lengths, full, lengths[full] + 1)
     copies = no_copies()
-    if np.count_nonzero(is_shared):
+    if is_any(is_shared):
         shared = row_ids[is_shared]
         held, column = entries_at(tables, shared, slice(None)), rows.n_computed[shared] // state.limits.block_size
         copies = np.stack([held[range(len(shared)), column], new[is_shared[due]]], axis=1)

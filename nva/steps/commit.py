@@ -29,7 +29,7 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     requests = rows.requests[given].tolist()
     rows = _appended(rows, given, tokens)
     finished = _finished(rows, given, tokens)
-    for row in plan.sample_rows[is_live & ~sampled.is_finite].tolist():
+    for row in plan.sample_rows[is_live != is_given].tolist():
         finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
@@ -85,13 +85,13 @@ def _appended(rows: Rows, row_ids: Ids, tokens: Int) -> Rows:
 
 def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     """The rows that their newest token ends, by row id."""
-    is_stop = (rows.stop_ids[row_ids] == tokens[:, None]).any(axis=1)
-    is_long = rows.n_known[row_ids] >= rows.max_len[row_ids]
+    stopped = (rows.stop_ids[row_ids] == tokens[:, None]).nonzero()[0].tolist()
+    long = (rows.n_known[row_ids] >= rows.max_len[row_ids]).nonzero()[0].tolist()
     finished: dict[int, Finished] = {}
-    for j in (is_stop | is_long).nonzero()[0].tolist():
-        row, reason, stopped_by = int(row_ids[j]), "stop" if is_stop[j] else "length", int(tokens[j])
-        sample = int(rows.sample[row])
-        finished[row] = _finished_row(rows, row, sample, reason, stopped_by if is_stop[j] else None)
+    for j in sorted({*stopped, *long}):
+        row = int(row_ids[j])
+        reason, stopped_by = ("stop", int(tokens[j])) if j in stopped else ("length", None)
+        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
     return finished
 
 

@@ -21,14 +21,13 @@ from nva.steps.schedule import is_scored
 
 def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
     """The step's packed tokens, and how to sample from the logits they give. `state` is the one schedule() gave."""
-    ends = plan.counts.cumsum(dtype=np.int32)
+    ends = np.add.accumulate(plan.counts)
     is_source = np.zeros(len(plan.rows), np.bool_)
     is_source[plan.sample_sources] = True
-    logit_rows = (is_source.cumsum(dtype=np.int32) - 1)[plan.sample_sources]
-    scored = scored_tokens(state, plan)
-    logit_index = np.concatenate([ends[is_source] - 1, np.array([index for _, _, index in scored], np.int32)])
-    batch = _pack_batch(state, plan, ends, logit_index)
-    return batch, _pack_draw(state, plan, logit_rows, len(logit_index) - len(scored), scored)
+    sources, scored = is_source.nonzero()[0], scored_tokens(state, plan)
+    logit_rows = sources.searchsorted(plan.sample_sources)
+    logit_index = [*(ends[sources] - 1).tolist(), *(index for _, _, index in scored)]
+    return _pack_batch(state, plan, ends, logit_index), _pack_draw(state, plan, logit_rows, len(sources), scored)
 
 
 def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
@@ -42,11 +41,11 @@ def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
     return found
 
 
-def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> Batch:
+def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: list[int]) -> Batch:
     limits, n, n_rows = state.limits, int(ends[-1]), len(plan.rows)
     n_padded = bucket_for(n, limits.token_buckets)
     n_padded_rows = bucket_for(n_rows + 1, limits.row_buckets) if limits.row_buckets else n_rows
-    width = limits.table_width if limits.row_buckets else int(state.rows.n_blocks[plan.rows].max())
+    width = limits.table_width if limits.row_buckets else max(state.rows.n_blocks[plan.rows].tolist())
     shapes = {
         "token_ids": (n_padded,),
         "positions": (limits.position_axes, n_padded),
@@ -58,8 +57,7 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
         "copies": plan.copies.shape,
     }
     buffer, views = _laid_out(shapes)
-    row_ids = plan.rows.repeat(plan.counts)
-    positions = np.arange(n) + (plan.starts - ends + plan.counts).repeat(plan.counts)
+    row_ids, positions = _unrolled(plan, ends)
     block, offset = np.divmod(positions, limits.block_size)
     tables, histories = state.rows.block_tables, state.rows.histories
     views["token_ids"][:n] = entries_at(histories, row_ids, positions)
@@ -74,6 +72,14 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Int) -> 
         _pad(views, n, n_rows, limits)
     images = () if limits.position_axes == 1 else _images(state, plan, ends)
     return Batch(buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), images=images, **views)
+
+
+def _unrolled(plan: Plan, ends: Int) -> tuple[Ids, Int]:
+    """The row and the position of each planned token."""
+    if len(plan.rows) == ends[-1]:  # one each
+        return plan.rows, plan.starts
+    positions = np.arange(ends[-1], dtype=np.int32)
+    return plan.rows.repeat(plan.counts), positions + (plan.starts - ends + plan.counts).repeat(plan.counts)
 
 
 def _rope_positions(state: EngineState, plan: Plan) -> Int:
@@ -124,44 +130,40 @@ def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
 
 
 def _pack_draw(
-    state: EngineState, plan: Plan, logit_rows: Int, n_sources: int, scored: list[tuple[int, int, int]]
+    state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int, scored: list[tuple[int, int, int]]
 ) -> Draw:
     rows, sampling = state.rows, state.rows.sampling.take(plan.sample_rows)  # several times faster than an index
-    bias_at, bias = _biases(state, plan, sampling)
+    positions = rows.n_computed[plan.sample_rows]
+    penalized, bias_at, bias = _adjustments(state, plan, sampling, positions)
     asked = [request_of(rows, row).params.prompt_logprobs or 0 for row in {row for row, _, _ in scored}]
     return Draw(
         logit_rows=logit_rows,
         params=sampling,
         samples=rows.sample[plan.sample_rows],
-        positions=rows.n_computed[plan.sample_rows],
-        penalized=tuple(
-            (j, token_ids(rows, row), int(rows.n_prompt[row]))
-            for j, row in _which(sampling["is_penalized"], plan.sample_rows)
-        ),
+        positions=positions,
+        penalized=penalized,
         bias_at=bias_at,
         bias=bias,
-        n_logprobs=sampling["n_logprobs"].copy(),
         score_rows=np.arange(n_sources, n_sources + len(scored), dtype=np.int32),
         score_tokens=np.array([token_ids(rows, row)[position] for row, position, _ in scored], np.int32),
         n_score_logprobs=max(asked, default=0),
     )
 
 
-def _biases(state: EngineState, plan: Plan, sampling: Column) -> tuple[Int, Float]:
-    """The logits to change, [K, 2] of (sample, token), and by how much, [K]: logit_bias, and no stop before min_len."""
-    rows, changes = state.rows, dict[tuple[int, int], float]()
-    is_early = rows.n_computed[plan.sample_rows] < sampling["min_len"]
-    changed = (sampling["is_biased"] | is_early).nonzero()[0].tolist()
-    if not changed:
-        return np.zeros((0, 2), np.int32), np.zeros(0)
-    for j in changed:
-        request = request_of(rows, int(plan.sample_rows[j]))
-        changes |= {(j, token): bias for token, bias in request.params.logit_bias.items()}
+def _adjustments(
+    state: EngineState, plan: Plan, sampling: Column, positions: Int
+) -> tuple[tuple[tuple[int, Int, int], ...], Int, Float]:
+    """How logits are changed before the draw: the fields penalized, bias_at and bias of a Draw. A sample may not stop
+    before its min_len."""
+    is_early = positions < sampling["min_len"]
+    penalized, biases = list[tuple[int, Int, int]](), dict[tuple[int, int], float]()
+    for j in (sampling["is_penalized"] | sampling["is_biased"] | is_early).nonzero()[0].tolist():
+        row = int(plan.sample_rows[j])
+        request = request_of(state.rows, row)
+        biases |= {(j, token): bias for token, bias in request.params.logit_bias.items()}
         if is_early[j]:
-            changes |= {(j, token): -math.inf for token in request.stop_ids}
-    return np.array(list(changes), np.int32).reshape(-1, 2), np.array(list(changes.values()), np.float64)
-
-
-def _which(mask: Column, row_ids: Ids) -> list[tuple[int, int]]:
-    """(index, row) where the mask is set."""
-    return [(j, int(row_ids[j])) for j in mask.nonzero()[0].tolist()]
+            biases |= {(j, token): -math.inf for token in request.stop_ids}
+        if sampling["is_penalized"][j]:
+            penalized.append((j, token_ids(state.rows, row), len(request.prompt)))
+    bias_at = np.array(list(biases), np.int32).reshape(-1, 2)
+    return tuple(penalized), bias_at, np.array(list(biases.values()), np.float64)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nva.state.blocks import ROOT, Blocks, Found, Key
-from nva.state.columns import Ids, Int, entries_of, evolve
+from nva.state.columns import Ids, Int, entries_of, evolve, is_any
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
 from nva.state.rows import request_of, update
@@ -48,7 +48,7 @@ def publish(state: EngineState, row_ids: Ids) -> EngineState:
     rows, size = state.rows, state.limits.block_size
     n_full = np.minimum(rows.n_computed[row_ids], rows.n_known[row_ids]) // size
     is_due = n_full > rows.n_published[row_ids]
-    if not state.limits.prefix_caching or not np.count_nonzero(is_due):
+    if not state.limits.prefix_caching or not is_any(is_due):
         return state
     blocks, due, n_chains = state.blocks, row_ids[is_due], state.blocks.n_chains
     starts, ends, chains = rows.n_published[due].tolist(), n_full[is_due].tolist(), rows.chain[due].tolist()

@@ -9,6 +9,7 @@ device before the one copy at the end. Read next: Draw and Sampled in state/plan
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nva.state.columns import Column, Int
+from nva.state.columns import Column, Ids, Int
 from nva.state.plan import Draw, Logprobs, Sampled
 from nva.state.request import NO_LOGPROBS
 from nva.steps.noise import MOST_NOISE, gumbel_of, row_keys
@@ -39,26 +40,27 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
     `filter_` is a device's own way to do what filter_gaps does.
     """
     picked = choose(logits, draw, filter_)
-    n_top = int(draw.n_logprobs.max(initial=NO_LOGPROBS))
+    n_top = max(draw.params["n_logprobs"].tolist(), default=NO_LOGPROBS)
     results = list(picked)
     if n_top != NO_LOGPROBS:
-        results += logprobs(logits, draw.logit_rows, picked[0], n_top)
+        results += logprobs(logits, draw.logit_rows, torch.as_tensor(results[0]), n_top)
     if len(draw.score_rows):
         results += logprobs(logits, draw.score_rows, _put(draw.score_tokens, logits), draw.n_score_logprobs)
     tokens, is_finite, *rest = _to_host(results)
     return Sampled(
         tokens=tokens,
-        is_finite=is_finite.astype(np.bool_),
+        is_finite=np.asarray(is_finite, np.bool_),
         logprobs=_as_logprobs(rest[:4]) if n_top != NO_LOGPROBS else None,
         scores=_as_logprobs(rest[-4:]) if len(draw.score_rows) else None,
     )
 
 
-def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor:
-    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0."""
-    is_plain = not (draw.penalized or len(draw.bias) or draw.params["temperature"].any())
+def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor | tuple[Column, Column]:
+    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0. They are
+    two arrays where a CPU finds them without torch."""
+    is_plain = not (draw.penalized or len(draw.bias) or any(draw.params["temperature"].tolist()))
     if is_plain and len(draw.logit_rows):  # logits are read, once on a CPU
-        return _likeliest(_rows_of(logits, draw.logit_rows))
+        return _likeliest(logits, draw.logit_rows)
     kinds = _kinds(draw.params, logits.shape[1])
     order = np.lexsort((draw.params["top_k"], kinds))
     picked = [torch.empty((2, 0), dtype=torch.int32, device=logits.device)]
@@ -78,30 +80,33 @@ def _kinds(params: Column, n_tokens: int) -> Column:
     return np.where(params["temperature"] == 0, _GREEDY, kinds)
 
 
-def _rows_of(logits: Tensor, rows: Int) -> Tensor:
+def _rows_of(logits: Tensor, rows: Ids) -> Tensor:
     """These rows of the logits: a view where they follow each other, to read only."""
     first, *rest = rows.tolist()
     is_range = rest == [*range(first + 1, first + len(rows))]
     return logits[first : first + len(rows)] if is_range else logits.index_select(0, _put(rows, logits))
 
 
-def _likeliest(x: Tensor) -> Tensor:
-    """[2, n] as in `choose`, for n samples that are greedy and no more, from their logits x [n, V]."""
-    if x.device.type != "cpu":
+def _likeliest(logits: Tensor, rows: Ids) -> Tensor | tuple[Column, Column]:
+    """As `choose`, for samples that are greedy and no more. On a CPU by numpy: an operator of torch takes up to 50 us
+    after a forward that has driven its code out of the caches."""
+    if not logits.is_cpu:
+        x = _rows_of(logits, rows)
         return torch.stack([x.argmax(-1).int(), x.amax(-1).isfinite().int()])
-    values = x.numpy()
-    tokens = values.argmax(-1)
-    return torch.tensor([tokens.tolist(), np.isfinite(values[range(len(values)), tokens]).tolist()], dtype=torch.int32)
+    values = logits.numpy()
+    tokens = [int(values[row].argmax()) for row in rows.tolist()]
+    is_finite = [math.isfinite(values[at]) for at in zip(rows.tolist(), tokens, strict=True)]
+    return np.array(tokens, np.int32), np.array(is_finite)
 
 
 def _argmax(x: Tensor) -> Tensor:
     """[n] The first largest of each row of x [n, V]; on a CPU by numpy, which takes a tenth of torch's time."""
-    return torch.as_tensor(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+    return torch.as_tensor(x.numpy().argmax(-1)) if x.is_cpu else x.argmax(-1)
 
 
 def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Filter) -> Tensor:
     """[2, n] as in `choose`, for n samples of one kind and their logits x [n, V]."""
-    is_finite, params, is_cpu = x.amax(-1).isfinite(), draw.params[members], x.device.type == "cpu"
+    is_finite, params, is_cpu = x.amax(-1).isfinite(), draw.params[members], x.is_cpu
     if draw.penalized or len(draw.bias):
         x = x.clone()
         adjust(x, draw, members)
@@ -262,7 +267,7 @@ def _as_float(bits: Tensor) -> Tensor:
     return bits.clamp(max=_INFINITY_BITS).view(torch.float32)
 
 
-def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tensor]:
+def logprobs(logits: Tensor, rows: Column, tokens: Tensor, n_top: int) -> list[Tensor]:
     """Log-probabilities under the softmax of logits[rows]: those of tokens [N], their ranks [N], the likeliest tokens
     [N, K] and theirs [N, K]. Equally likely tokens come in no set order."""
     parts: list[tuple[Tensor, ...]] = []
@@ -277,7 +282,7 @@ def logprobs(logits: Tensor, rows: Int, tokens: Tensor, n_top: int) -> list[Tens
 
 def _slices(n_rows: int, logits: Tensor) -> Iterator[slice]:
     """Consecutive slices of the rows, of a size that suits the device."""
-    budget = _CPU_SLICE if logits.device.type == "cpu" else _DEVICE_SLICE
+    budget = _CPU_SLICE if logits.is_cpu else _DEVICE_SLICE
     step = max(1, budget // (4 * logits.shape[1]))
     return (slice(start, start + step) for start in range(0, n_rows, step))
 
@@ -288,10 +293,11 @@ def _put(values: Column, like: Tensor) -> Tensor:
     return torch.tensor(values.copy()).to(like.device, non_blocking=True)
 
 
-def _to_host(tensors: Sequence[Tensor]) -> list[Column]:
+def _to_host(results: Sequence[Tensor | Column]) -> list[Column]:
     """Tensors of int32 and float32 as arrays, by one copy from a device."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
+    tensors = [result for result in results if isinstance(result, Tensor) and not result.is_cpu]
+    if not tensors:
+        return [np.asarray(result) for result in results]
     flat = torch.cat([tensor.contiguous().view(torch.int32).flatten() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [

@@ -26,7 +26,7 @@ from nva.steps.submit import requeue
 Preempted = tuple[tuple[int, int], ...]  # (arrival, sample)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class _Work:
     """What a step has given out so far: tokens to rows, out of two budgets."""
 
@@ -47,7 +47,7 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, decoding, preempted = _preempt_for(state, order[n_due == 1][: limits.max_batched_tokens])
     state, copies = grow(state, decoding)
     work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
-    work = _chunk(work, state.rows, order[(n_due > 1) & state.rows.is_running[order]])
+    work = _chunk(work, state.rows, order[n_due > 1])
     row_ids, counts = _packed(decoding, work)
     state, work = _admit(_advance(state, row_ids, counts), work)
     if len(work.rows) + len(decoding) > len(row_ids):
@@ -71,8 +71,10 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
 
 def _packed(decoding: Ids, work: _Work) -> tuple[Ids, Int]:
     """The rows of a step, those that decode first, and how many tokens each computes."""
-    rows, counts = np.array(work.rows, np.intp), np.array(work.counts, np.int32)
-    return np.concatenate([decoding, rows]), np.concatenate([np.ones(len(decoding), np.int32), counts])
+    ones = np.ones(len(decoding), np.int32)
+    if not work.rows:
+        return decoding, ones
+    return np.concatenate([decoding, work.rows]), np.concatenate([ones, np.array(work.counts, np.int32)])
 
 
 def is_scored(request: Request, n_known: int) -> bool:
@@ -125,10 +127,12 @@ def _as_waiting(rows: Rows, row: int) -> Waiting:
 
 
 def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
-    """Give each row in turn as much of its uncomputed tokens as the budgets allow."""
+    """Give each row in turn, if it still runs, as much of its uncomputed tokens as the budgets allow."""
     for row in row_ids.tolist():
         if not work.tokens_left:
             break
+        if not rows.is_running[row]:
+            continue
         n = min(int(rows.n_tokens[row] - rows.n_computed[row]), work.tokens_left)
         scored = is_scored(request_of(rows, row), int(rows.n_known[row]))
         n = min(n, work.scores_left) if scored else n
@@ -144,9 +148,12 @@ def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
 
 
 def _advance(state: EngineState, row_ids: Ids, counts: Int) -> EngineState:
-    """Count these tokens as computed; the blocks they fill can be found from here on."""
-    computed = state.rows.n_computed[row_ids] + counts
-    return publish(evolve(state, rows=update(state.rows, row_ids, n_computed=computed)), row_ids)
+    """Count these tokens as computed, and one more for each row that has no other left: the token that is now sampled.
+    The blocks that are filled can be found from here on."""
+    rows = state.rows
+    n_computed, n_tokens = rows.n_computed[row_ids] + counts, rows.n_tokens[row_ids]
+    rows = update(rows, row_ids, n_computed=n_computed, n_tokens=n_tokens + (n_computed == n_tokens))
+    return publish(evolve(state, rows=rows), row_ids)
 
 
 def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
@@ -228,14 +235,13 @@ def _widened(stop_ids: Column, width: int) -> Column:
 
 
 def _start_samples(state: EngineState, row_ids: Ids) -> tuple[EngineState, Ids, Ids]:
-    """Which rows sample now, and from which planned row's logits; fresh prompts fork into their samples first."""
+    """Which rows sample now, and from which planned row's logits: fresh prompts fork into their samples."""
     rows = state.rows
-    (sources,) = (rows.n_computed[row_ids] == rows.n_tokens[row_ids]).nonzero()
+    (sources,) = (rows.n_tokens[row_ids] > rows.n_known[row_ids]).nonzero()
     sample_rows = row_ids[sources]
     for source in sources[rows.n_samples[sample_rows] > 1].tolist():
         row = int(row_ids[source])
         state = evolve(state, rows=update(state.rows, row, n_samples=1))
         state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
         sample_rows, sources = np.array([*sample_rows, *forks]), np.array([*sources, *[source] * len(forks)])
-    rows = update(state.rows, sample_rows, n_tokens=state.rows.n_tokens[sample_rows] + 1)
-    return evolve(state, rows=rows), sample_rows, sources
+    return state, sample_rows, sources

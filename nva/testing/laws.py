@@ -70,14 +70,16 @@ def check_writes(before: EngineState, after: EngineState, plan: Plan, batch: Bat
         for block in table[start // size : blocks_for(start + count, size)]:
             _require("write exclusivity", block >= after.limits.n_scratch, f"row {row}", f"scratch block {block}")
             for other in set(running(after.rows).tolist()) - {row} if after.blocks.ref_counts[block] > 1 else ():
-                is_old = block in _table_before(before, after, other) and block in block_table(after.rows, other)
+                is_old = block in _table_before(before, after, plan, other) and block in block_table(after.rows, other)
                 _require("write exclusivity", not is_old, f"row {row} writes block {block}", f"row {other} holds it")
     _require("write exclusivity", batch.slots[: batch.n_tokens].tolist() == expected, batch.slots.tolist(), expected)
 
 
-def _table_before(before: EngineState, after: EngineState, row: int) -> list[int]:
+def _table_before(before: EngineState, after: EngineState, plan: Plan, row: int) -> list[int]:
+    """What the row's sequence held before the step; nothing if it was preempted and placed again in between."""
     is_same = before.rows.is_running[row] and before.rows.arrival[row] == after.rows.arrival[row]
-    return block_table(before.rows, row).tolist() if is_same else []
+    is_kept = (int(after.rows.arrival[row]), int(after.rows.sample[row])) not in plan.preempted
+    return block_table(before.rows, row).tolist() if is_same and is_kept else []
 
 
 def check_padding(limits: Limits, batch: Batch) -> None:

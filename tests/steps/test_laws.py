@@ -13,6 +13,7 @@ from nva.state.columns import freeze
 from nva.state.config import Limits
 from nva.state.engine import EngineState, empty, is_busy
 from nva.state.errors import InvariantError
+from nva.state.request import SamplingParams, request
 from nva.state.rows import running, update
 from nva.steps import allocate, pack, prefix, schedule
 from nva.steps.submit import submit
@@ -72,6 +73,16 @@ def test_decisions_equal_the_mutable_reference(case, policy) -> None:
         apply(run, event, Steps(schedule=compared))
     while is_busy(run.state):
         apply(run, Step(), Steps(schedule=compared))
+
+
+def test_a_row_that_is_preempted_and_placed_again_may_find_a_block_that_it_gave_up() -> None:
+    size = Limits(
+        vocab_size=7, max_model_len=9, n_blocks=11, block_size=1, max_rows=2, max_batched_tokens=6, max_scored_tokens=1
+    )
+    slow = request(0, [1, 2, 1, 1, 2], SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1))
+    short = request(1, [1, 2, 1, 1, 2, 1, 0, 0], SamplingParams(temperature=0, max_tokens=1))
+    twin = request(2, [1, 2, 1, 1, 2], SamplingParams(temperature=0, max_tokens=4))
+    assert fold([Arrive(requests=(slow, short, twin))], size).n_preempted
 
 
 def test_key_identity_holds_when_every_key_collides(monkeypatch) -> None:

@@ -17,11 +17,11 @@ from nva.steps import sample as sample_module
 from nva.steps.noise import gumbel, row_keys
 from nva.steps.sample import adjust, choose, filter_gaps, logprobs, sample
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "n_logprobs": NO_LOGPROBS}
 RNG = np.random.default_rng(0)
 
 
-def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), n_logprobs=NO_LOGPROBS, scored=(), k=0, **fields):
+def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), scored=(), k=0, **fields):
     """A Draw with a sample for each of these logits rows; numbers are the same for all, arrays are one for each."""
     params = np.zeros(len(rows), SAMPLING)
     for name, value in (NEUTRAL | fields).items():
@@ -39,7 +39,6 @@ def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), n_logprobs=N
         penalized=tuple((j, np.array(history, np.int32), n_prompt) for j, history, n_prompt in penalized),
         bias_at=np.array([at[:2] for at in bias], np.int32).reshape(-1, 2),
         bias=np.array([at[2] for at in bias], np.float64),
-        n_logprobs=column(n_logprobs),
         score_rows=score_rows,
         score_tokens=score_tokens,
         n_score_logprobs=k,
