@@ -21,6 +21,7 @@ import torch
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
 from nva.load import Engine, load
+from nva.models.checkpoint import resolve_dtype
 from nva.models.params import random_params
 from nva.models.registry import read_model
 from nva.state.config import Limits
@@ -89,7 +90,7 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
     if name not in SHAPES:
         return load(name, dtype=dtype, **options)
     spec, _ = read_model(SHAPES[name])
-    kernels, kind = backend("cpu"), getattr(torch, dtype)
+    kernels, kind = backend("cpu"), resolve_dtype(dtype, SHAPES[name])
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
     limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
     return Engine(

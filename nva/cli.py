@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return command(args) or 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         say(f"nva: {error}")
         return 2
     except KeyboardInterrupt:

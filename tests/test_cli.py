@@ -172,13 +172,23 @@ MISTAKES = {
     "run x --policy fastest": "policy is 'fastest'; choose one of fcfs",
     "run x --n-blocks 4 --cache-memory 1GiB": "n_blocks and cache_memory both size the cache",
     "run x --cache-memory 4XB": "memory is '4XB'",
+    "run x --cache-memory infGiB": "memory is 'infGiB'",
+    "run x --device cuda:x": "device is 'cuda:x'; give cpu, cuda, npu",
+    "run x --graph ge --enforce-eager": "enforce_eager never compiles",
+    "run x --graph fast": "graph is 'fast'; choose one of auto",
+    "run x --max-rows 1000000000000": "max_rows is 1000000000000; give a whole number in",
+    "run x --device cpu --max-rows 100000000": "don't fit into memory",
+    "bench --n 0": "max_rows is 0; give a whole number",
+    "bench --model qwen3-0.6b-shape --dtype foo": "dtype is foo; choose one of float32",
+    "bench --model qwen3-0.6b-shape --n 100000000": "Unable to allocate",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, line):
+def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, demo_model, line):
     if "--raw" not in line:
         monkeypatch.undo()  # the real load() refuses
+    monkeypatch.setenv("NVA_MODEL", str(demo_model))
     assert cli.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
