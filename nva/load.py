@@ -79,11 +79,11 @@ class Options:
 
     dtype: float32, bfloat16, float16, or auto for the checkpoint's own. device: cpu, cuda, npu, npu:1, ..., or auto for
     the best one here. block_size: tokens a block of the cache holds. n_blocks, or cache_memory (bytes, or "4GiB"): size
-    of the cache; by default what max_rows of full length need, as far as free memory goes. max_batched_tokens: tokens
-    a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer together,
-    by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager: never
-    compile. graph: how an NPU runs the forward: auto, eager, ge or aclgraph (docs/npu.md). policy: fcfs, priority,
-    shortest, or a Policy. seed: of the requests that bring none.
+    of the cache; by default what max_rows of full length need, up to a third of the memory that is free.
+    max_batched_tokens: tokens a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of
+    prompt and answer together, by default the model's own. prefix_caching: keep and find the blocks of common prefixes.
+    enforce_eager: never compile. graph: how an NPU runs the forward: auto, eager, ge or aclgraph (docs/npu.md). policy:
+    fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
     """
 
     dtype: str = "auto"
@@ -157,7 +157,8 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         if where.startswith("npu"):
             largest = largest_image(reader, limits.max_model_len) if reader else None
             run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
-        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, kernels.cache_memory(device)))
+        memory = chosen.cache_memory or kernels.cache_memory(device)
+        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, memory))
     forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
     kv, state = _empty(spec, limits, dtype, device, chosen)
     kv = warm_up(forward, params, kv, limits)
@@ -288,11 +289,11 @@ def _empty(
         ) from error
 
 
-def _n_blocks(spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, free: int) -> int:
-    """Blocks that the cache's memory holds, scratch blocks not counted."""
+def _n_blocks(spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, memory: int) -> int:
+    """Blocks that so much memory holds, scratch blocks not counted: all if it was asked for, else those needed."""
     block_bytes = 2 * spec.n_layers * limits.block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
     needed = options.max_rows * blocks_for(limits.max_model_len, limits.block_size)
-    n_blocks = options.cache_memory // block_bytes if options.cache_memory else min(needed, free // block_bytes)
+    n_blocks = memory // block_bytes if options.cache_memory else min(needed, memory // block_bytes)
     if n_blocks < 1:
         raise ValueError(f"the cache's memory holds no block of {block_bytes} bytes; raise cache_memory")
     return n_blocks

@@ -9,7 +9,7 @@ import torch
 
 import nva
 from nva.forward import empty_kv, make_forward
-from nva.kernels import reference
+from nva.kernels import backend, reference
 from nva.models import random_params
 from nva.start import filled_batch
 from nva.state.config import Limits
@@ -21,7 +21,7 @@ SMALL = {"max_model_len": 64, "max_rows": 4, "n_blocks": 16}
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that sees two GPUs of 9 GB each, a third of it in use."""
+    """A torch that sees two GPUs of 9 GB each, a third of each in use."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 * 10**9, 9 * 10**9))
@@ -75,10 +75,10 @@ def test_an_engine_for_a_gpu_asks_the_reference_kernels_for_memory(demo_model, m
     """Its tensors are put on the CPU here: where they would be and how fast, only a GPU can show."""
     placed, memory = [], []
     monkeypatch.setattr(load, "place", lambda name: placed.append(name) or torch.device("cpu"))
-    monkeypatch.setattr(reference, "cache_memory", lambda _: memory.append(1) or 1 << 24)
+    monkeypatch.setattr(reference, "cache_memory", lambda where: memory.append(where) or 1 << 24)
     engine = nva.load(demo_model, device=device, dtype="float32", max_model_len=64, max_rows=4)
     assert placed == ["cuda" if device == "auto" else device]
-    assert memory == [1]
+    assert len(memory) == 1
     params = nva.SamplingParams(temperature=0, max_tokens=5)
     assert nva.generate(engine, ["The capital of France is"], params)[0].text == " Paris.\n\nThe"
 
@@ -98,3 +98,14 @@ def test_a_forward_names_no_device_but_its_own(name: str) -> None:
     logits, _ = forward(params, kv, filled_batch(limits, 7, 3))
     assert logits.shape == (3, spec.vocab_size)
     assert logits.device.type == "meta"
+
+
+@pytest.mark.parametrize("options", [{"cache_memory": "4MiB"}, {"n_blocks": 5}])
+def test_nobody_is_asked_for_free_memory_when_the_cache_has_its_size(demo_model, monkeypatch, options) -> None:
+    def fail(_: torch.device) -> int:
+        raise AssertionError("asked")
+
+    for kernels in (reference, backend("cpu")):
+        monkeypatch.setattr(kernels, "cache_memory", fail)
+    engine = nva.load(demo_model, device="cpu", dtype="float32", max_model_len=64, **options)
+    assert engine.state.limits.n_blocks == options.get("n_blocks", (4 << 20) // (2 * 30 * 16 * 3 * 64 * 4))
