@@ -34,7 +34,7 @@ def _of_machine(root: Path) -> int:
 
 
 def _of_groups(root: Path) -> list[int]:
-    """What is left of each limit: of a group's own folder and all above it. A container sees its own alone, as the top."""
+    """What is left of each limit: of the process's group and all above it. A container sees its own as the top."""
     found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
