@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from bench.options import parser
-from nva.bench import goal, open_model, random_workload, serve, show, weight_bytes
+from nva.bench import goal, open_model, random_workload, serve, show, stored_bytes
 
 SLOTS_IN_USE = 0.93
 EXTRA = 300  # MiB that the peak may have beside weights, cache and torch
@@ -51,7 +51,7 @@ def main() -> None:
         in_use.append(own("VmRSS"))
     embed, steps = engine.params["embed"].nbytes, reports[0].steps
     share = sum(step.slots_used for step in steps) / sum(step.slots_taken for step in steps)
-    weights, cache = weight_bytes(engine) + embed, sum(each.nbytes for layer in engine.kv.layers for each in layer)
+    weights, cache = stored_bytes(engine.params), sum(each.nbytes for layer in engine.kv.layers for each in layer)
     growth = in_use[-1] - in_use[(args.rounds - 1) // 2]
     peak, wanted = own("VmHWM"), alone + EXTRA + (weights + cache) / 2**20
     figures = [

@@ -81,6 +81,8 @@ def begin(
     n_blocks = n_beams * blocks_for(len(prompt) + max_tokens, limits.block_size)
     if is_busy(engine.state):
         raise ValueError("the engine serves other requests; give beam search an engine that is idle")
+    if not -9 <= length_penalty <= 9:
+        raise ValueError(f"length_penalty is {length_penalty}; give a number in [-9, 9]")
     if not 1 <= n_beams <= min(limits.max_rows, limits.max_batched_tokens) or n_blocks > limits.n_blocks:
         raise ValueError(
             f"{n_beams} beams need that many rows and tokens a step, and up to {n_blocks} blocks; the engine has "
@@ -166,9 +168,13 @@ def main() -> None:
     parser.add_argument("--length-penalty", type=float, default=1.0, help="above 1 favours long answers")
     parser.add_argument("--model", help="folder or hub id; the demo model by default")
     args = parser.parse_args()
-    engine = nva.load(args.model, max_rows=args.beams, max_model_len=512)
-    prompt = engine.tokenizer.encode(args.prompt)
-    for found in beam_search(engine, prompt, args.beams, args.max_tokens, args.length_penalty):
+    try:
+        engine = nva.load(args.model, max_rows=args.beams, max_model_len=512)
+        prompt = engine.tokenizer.encode(args.prompt)
+        answers = beam_search(engine, prompt, args.beams, args.max_tokens, args.length_penalty)
+    except ValueError as error:
+        parser.error(str(error))
+    for found in answers:
         print(f"{found.score:8.3f}  {args.prompt}{engine.tokenizer.decode(found.token_ids, skip_special_tokens=True)}")
 
 

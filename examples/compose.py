@@ -47,7 +47,7 @@ def serve(engine: nva.Engine, policy: Policy, requests: Sequence[Request]) -> li
         state, plan = schedule(state)  # who runs, how many tokens, which blocks
         batch, draw = pack(state, plan)  # as arrays
         logits, kv = engine.forward(engine.params, kv, batch)
-        state, output = commit(state, plan, sample(logits, draw))
+        state, output = commit(state, plan, sample(logits, draw, engine.filter))
         outputs.append(output)
     engine.kv = kv  # a handle is used up by the forward it is given to; this is the newest
     return outputs
@@ -63,7 +63,11 @@ def main() -> None:
     """Serve the same requests under two policies, two rows at a time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder or hub id; the demo model by default")
-    engine = nva.load(parser.parse_args().model, max_rows=2, max_model_len=256)
+    args = parser.parse_args()
+    try:
+        engine = nva.load(args.model, max_rows=2, max_model_len=256)
+    except ValueError as error:
+        parser.error(str(error))
     ask = nva.SamplingParams(temperature=0, max_tokens=12)
     asked = {f"ann/{i}": f"A sentence about the number {i}:" for i in range(6)} | {"bob/0": "The capital of France is"}
     requests = [request(id_, engine.tokenizer.encode(text), ask) for id_, text in asked.items()]

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
 from nva.load import Engine, load
-from nva.models.params import random_params
+from nva.models.checkpoint import Checkpoint, resolve_dtype
+from nva.models.params import EXPERTS, random_params
 from nva.models.registry import read_model
 from nva.state.config import Limits
 from nva.state.engine import empty, is_busy
@@ -84,17 +85,25 @@ def _ids(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(100, 40_000) for _ in range(n)]
 
 
+def fitted(workload: Workload, vocab_size: int) -> Workload:
+    """The workload in ids below a vocabulary's size; those that are stay as they are."""
+    first = min(100, vocab_size // 2)
+    prompts = [[id_ if id_ < vocab_size else first + id_ % (vocab_size - first) for id_ in p] for p in workload.prompts]
+    return attrs.evolve(workload, prompts=prompts)
+
+
 def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Engine:
     """A checkpoint as load() finds it, or one of SHAPES with random weights."""
     if name not in SHAPES:
         return load(name, dtype=dtype, **options)
-    spec, _ = read_model(SHAPES[name])
-    kernels, kind = backend("cpu"), getattr(torch, dtype)
+    spec, weights = read_model(SHAPES[name])
+    checkpoint = Checkpoint(folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights)
+    kernels, kind = backend("cpu"), resolve_dtype(dtype, SHAPES[name])
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
     limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
     return Engine(
         name=name,
-        checkpoint=None,  # pyright: ignore[reportArgumentType] - weights without a file
+        checkpoint=checkpoint,  # whose folder isn't there
         params=random_params(spec, kind, torch.Generator().manual_seed(0), kernels),
         forward=make_forward(spec, limits, kernels),
         kv=empty_kv(spec, limits, kind),
@@ -158,7 +167,11 @@ class Report:
 
 
 def serve(engine: Engine, workload: Workload) -> Report:
-    """Serve a workload from an empty cache, all requests at once, greedy and past any end of sequence."""
+    """Serve a workload from an empty cache, all requests at once, greedy and past any end of sequence.
+
+    Ids that the model's vocabulary doesn't have are replaced by others.
+    """
+    workload = fitted(workload, engine.state.limits.vocab_size)
     asked = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in workload.output_lens]
     requests = [request(i, ids, params) for i, (ids, params) in enumerate(zip(workload.prompts, asked, strict=True))]
     engine.state = submit(empty(engine.state.limits, engine.state.policy, engine.state.seed), requests)
@@ -217,9 +230,25 @@ def matmul_limit(dtype: torch.dtype = torch.bfloat16, n: int = 1024) -> float:
     return 2 * n**3 / best(lambda: a @ b)
 
 
-def weight_bytes(engine: Engine) -> int:
-    """Bytes of weights that a decode step reads: all but the embedding, of which it reads a row per token."""
-    found = torch.utils._pytree.tree_leaves({**engine.params, "embed": None})
+def _used(engine: Engine) -> Iterator[tuple[Any, float]]:
+    """Each weight of the layers, and what share of it one token is multiplied with: of experts only the active ones."""
+    for layer, experts in zip(engine.params["layers"], engine.checkpoint.spec.experts, strict=True):
+        for name, weight in layer.items():
+            yield weight, experts.n_active / experts.n_experts if experts and name in EXPERTS else 1.0
+
+
+def weight_bytes(engine: Engine) -> float:
+    """Bytes of weights that decoding one token reads: the layers, of their experts the active ones, and the head.
+
+    Of the embedding it reads one row, which isn't counted. Rows that decode together share all but their experts.
+    """
+    parts = [*_used(engine), (engine.params["norm"], 1.0), (engine.params["head"], 1.0)]
+    return sum(share * stored_bytes(weight) for weight, share in parts)
+
+
+def stored_bytes(params: Any) -> int:
+    """Bytes of memory that parameters take."""
+    found = torch.utils._pytree.tree_leaves(params)
     return sum(leaf.nbytes for leaf in found if isinstance(leaf, torch.Tensor))
 
 
@@ -229,9 +258,10 @@ def kv_bytes(engine: Engine) -> int:
 
 
 def prefill_operations(engine: Engine, n: int) -> float:
-    """Operations that a prompt of n tokens takes: products with the weights, and causal attention in every layer."""
+    """Operations that a prompt of n tokens takes: products with the weights, of experts with each token's active ones,
+    and causal attention in every layer."""
     layers = engine.params["layers"]
-    weights = sum(math.prod(weight.shape) for layer in layers for weight in layer.values())
+    weights = sum(share * math.prod(weight.shape) for weight, share in _used(engine))
     attention = sum(4 * layer["o"].shape[1] * n * (n + 1) / 2 for layer in layers)
     return 2 * n * weights + attention + 2 * math.prod(engine.params["head"].shape)
 

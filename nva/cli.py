@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return command(args) or 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         say(f"nva: {error}")
         return 2
     except KeyboardInterrupt:
@@ -301,20 +301,22 @@ def answer(engine: Engine, said: list[dict[str, str]], line: str, params: Sampli
     asked = [*said, message("user", line)]
     try:
         with ctrl_c() as pressed, closing(stream(engine, {"messages": asked}, params)) as events:
-            text = show(events, pressed)
+            text = show(events, pressed, engine.state.limits.max_model_len)
     except ValueError as error:
-        say(f"nva: {error}")
+        say(f"nva: {error}" + ("; what was said before counts too, and /reset forgets it" if said else ""))
         return said
     return [*asked, message("assistant", text)]
 
 
-def show(events: Iterator[TextDelta | Completion], pressed: Event) -> str:
+def show(events: Iterator[TextDelta | Completion], pressed: Event, max_model_len: int) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C is pressed, and what it took; return its text."""
     text, n_tokens, start, note = "", 0, time.perf_counter(), "cut short"
     for event in events:
         if isinstance(event, Completion):
             note = f"{event.n_prompt_tokens} prompt tokens, {event.n_cached_tokens} of them cached"
-            note += ", ended by max_tokens" if event.finish_reason == "length" else ""
+            is_full = event.n_prompt_tokens + n_tokens >= max_model_len
+            limit = "max_model_len; /reset makes room" if is_full else "max_tokens"
+            note += f", ended by {limit}" if event.finish_reason == "length" else ""
         else:
             print(event.text, end="", flush=True)
             text, n_tokens = text + event.text, n_tokens + len(event.token_ids)

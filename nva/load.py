@@ -7,6 +7,7 @@ Read next: models/checkpoint.py for the weights, forward.py for what computes wi
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,13 +42,14 @@ _OTHER_NAMES = {
     "torch_dtype": "dtype",
     "scheduling_policy": "policy",
 }
+_INT32_MAX = 2**31 - 1  # what tables of blocks and slots hold
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def _policy(value: str | Policy) -> Policy:
     if isinstance(value, Policy):
         return value
-    if value not in POLICIES:
+    if not isinstance(value, str) or value not in POLICIES:
         raise ValueError(f"policy is {value!r}; choose one of {', '.join(POLICIES)}, or give a nva.Policy")
     return POLICIES[value]
 
@@ -59,8 +61,16 @@ def _bytes(value: int | str | None) -> int | None:
     number, unit = next(((value.removesuffix(unit), n) for unit, n in _UNITS.items() if value.endswith(unit)), ("", 0))
     try:
         return int(float(number) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f'memory is {value!r}; give bytes, or a number with a unit, such as "4GiB"') from None
+
+
+def _graph(_: object, field: attrs.Attribute[str], value: str) -> None:
+    if value not in GRAPHS:
+        raise ValueError(f"{field.name} is {value!r}; choose one of {', '.join(GRAPHS)}")
+
+
+_SIZE = whole(1, _INT32_MAX)
 
 
 @attrs.frozen(kw_only=True)
@@ -69,24 +79,24 @@ class Options:
 
     dtype: float32, bfloat16, float16, or auto for the checkpoint's own. device: cpu, cuda, npu, npu:1, ..., or auto for
     the best one here. block_size: tokens a block of the cache holds. n_blocks, or cache_memory (bytes, or "4GiB"): size
-    of the cache; by default what max_rows of full length need, as far as free memory goes. max_batched_tokens: tokens
-    a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of prompt and answer together,
-    by default the model's own. prefix_caching: keep and find the blocks of common prefixes. enforce_eager: never
-    compile. graph: how an NPU runs the forward: auto, eager, ge or aclgraph (docs/npu.md). policy: fcfs, priority,
-    shortest, or a Policy. seed: of the requests that bring none.
+    of the cache; by default what max_rows of full length need, up to a third of the memory that is free.
+    max_batched_tokens: tokens a step computes at most. max_rows: sequences that run at once. max_model_len: tokens of
+    prompt and answer together, by default the model's own. prefix_caching: keep and find the blocks of common prefixes.
+    enforce_eager: never compile. graph: how an NPU runs the forward: auto, eager, ge or aclgraph (docs/npu.md). policy:
+    fcfs, priority, shortest, or a Policy. seed: of the requests that bring none.
     """
 
     dtype: str = "auto"
-    device: str = "auto"
-    block_size: int | None = attrs.field(default=None, validator=optional(whole(1)))
-    n_blocks: int | None = attrs.field(default=None, validator=optional(whole(1)))
+    device: str = attrs.field(default="auto", converter=str)
+    block_size: int | None = attrs.field(default=None, validator=optional(_SIZE))
+    n_blocks: int | None = attrs.field(default=None, validator=optional(_SIZE))
     cache_memory: int | None = attrs.field(default=None, converter=_bytes, validator=optional(whole(1)))
-    max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
-    max_rows: int = attrs.field(default=256, validator=whole(1))
-    max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2)))
+    max_batched_tokens: int = attrs.field(default=2048, validator=_SIZE)
+    max_rows: int = attrs.field(default=256, validator=_SIZE)
+    max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2, _INT32_MAX)))
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     enforce_eager: bool = attrs.field(default=False, validator=flag)
-    graph: str = attrs.field(default="auto", validator=attrs.validators.in_(GRAPHS))
+    graph: str = attrs.field(default="auto", validator=_graph)
     policy: Policy = attrs.field(default="fcfs", converter=_policy)
     seed: int = attrs.field(default=0, validator=whole(0))
 
@@ -95,6 +105,8 @@ class Options:
         self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue]
         if self.n_blocks is not None and self.cache_memory is not None:
             raise ValueError("n_blocks and cache_memory both size the cache; give one of them")
+        if self.enforce_eager and self.graph not in ("auto", "eager"):
+            raise ValueError(f"enforce_eager never compiles, but graph is {self.graph!r}; give one of them")
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
@@ -128,7 +140,8 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of `Options`.
 
     Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises ValueError for an
-    unknown option, and for a model that can't be found or read.
+    unknown option, for a device that isn't here, for sizes that memory can't hold, and for a model that can't be found
+    or read.
     """
     chosen = Options(**options)
     folder = find_model(model)
@@ -144,9 +157,10 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         if where.startswith("npu"):
             largest = largest_image(reader, limits.max_model_len) if reader else None
             run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
-        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, kernels.cache_memory(device)))
+        memory = chosen.cache_memory or kernels.cache_memory(device)
+        limits = attrs.evolve(limits, n_blocks=_n_blocks(spec, chosen, limits, dtype, memory))
     forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
-    kv = empty_kv(spec, limits, dtype, device)
+    kv, state = _empty(spec, limits, dtype, device, chosen)
     kv = warm_up(forward, params, kv, limits)
     tokenizer = load_tokenizer(folder)
     return Engine(
@@ -156,7 +170,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         forward=forward,
         filter=kernels.make_filter_gaps(filter_gaps),
         kv=kv,
-        state=empty(limits, chosen.policy, chosen.seed),
+        state=state,
         tokenizer=tokenizer,
         reader=reader,
         detokenizer=detokenizer(tokenizer),
@@ -174,6 +188,8 @@ def find_model(model: str | Path | None) -> Path:
         if not model.is_dir():
             raise ValueError(f"no model named, and the demo model is not in {model}; name one, or run `make demo`")
         print(f"nva: no model named, using the demo model {model.name}", file=sys.stderr)
+    if not isinstance(model, (str, os.PathLike)):
+        raise ValueError(f"model is {model!r}; give a checkpoint's folder or a hub id such as Qwen/Qwen3-0.6B")
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -208,8 +224,14 @@ def _device(name: str) -> str:
     if name == "auto":
         has_npu = hasattr(torch, "npu") and torch.npu.is_available()  # torch_npu, where installed, is imported by torch
         return "npu" if has_npu else "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda", "npu"):
-        raise ValueError(f"device is {name!r}; give cpu, cuda, npu, or auto for the best one here")
+    if not re.fullmatch(r"cpu|(cuda|npu)(:[0-9]+)?", name):
+        raise ValueError(f"device is {name!r}; give cpu, cuda, npu, cuda:1, npu:1, ..., or auto for the best one here")
+    kind, _, index = name.partition(":")
+    n_gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and not int(index or 0) < n_gpus:
+        raise ValueError(
+            f"device is {name!r}, but torch {torch.__version__} finds {n_gpus} GPUs here; give another, or cpu"
+        )
     return name
 
 
@@ -248,11 +270,30 @@ def _limits(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
     )
 
 
-def _n_blocks(spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, free: int) -> int:
-    """Blocks that the cache's memory holds, scratch blocks not counted."""
+def _empty(
+    spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: torch.device, options: Options
+) -> tuple[KV, EngineState]:
+    """The cache and a state without requests. Raises ValueError if there is no memory for them, or no number."""
+    advice = "lower max_rows, max_model_len, or n_blocks and cache_memory"
+    if (limits.n_scratch + limits.n_blocks) * limits.block_size > _INT32_MAX:
+        raise ValueError(
+            f"the cache has {limits.n_blocks} blocks of {limits.block_size} tokens, more than slots can be numbered; "
+            f"{advice}"
+        )
+    try:
+        return empty_kv(spec, limits, dtype, device), empty(limits, options.policy, options.seed)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ValueError(
+            f"{limits.max_rows} rows of up to {limits.max_model_len} tokens and a cache of {limits.n_blocks} blocks "
+            f"don't fit into memory ({error}); {advice}"
+        ) from error
+
+
+def _n_blocks(spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, memory: int) -> int:
+    """Blocks that so much memory holds, scratch blocks not counted: all if it was asked for, else those needed."""
     block_bytes = 2 * spec.n_layers * limits.block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
     needed = options.max_rows * blocks_for(limits.max_model_len, limits.block_size)
-    n_blocks = options.cache_memory // block_bytes if options.cache_memory else min(needed, free // block_bytes)
+    n_blocks = memory // block_bytes if options.cache_memory else min(needed, memory // block_bytes)
     if n_blocks < 1:
         raise ValueError(f"the cache's memory holds no block of {block_bytes} bytes; raise cache_memory")
     return n_blocks

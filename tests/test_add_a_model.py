@@ -42,9 +42,17 @@ def test_the_page_adds_a_model_and_proves_it(folder: Path) -> None:
 
 @pytest.mark.parametrize("scale", ["embed_scale", "attn_scale", "residual_scale", "logit_scale"])
 def test_the_proof_fails_without_one_of_the_scales(folder: Path, scale: str) -> None:
-    wrong = re.sub(rf"\n *{scale}=.*", "", FAMILY)
-    assert wrong != FAMILY
-    (folder / "granite.py").write_text(wrong)
+    """A scale that the family reads and then forgets; one that it doesn't even read is refused before the proof."""
+    forgotten = re.sub(rf"(\n *){scale}=(.*),", r"\1**dict.fromkeys([], \2),", FAMILY)
+    assert forgotten != FAMILY
+    (folder / "granite.py").write_text(forgotten)
     with pytest.raises(AssertionError, match=r"tensor\("):
         exec(PROOF, {"folder": folder / "model"})
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("setting", ["embedding_multiplier", "logits_scaling"])
+def test_a_setting_that_the_family_does_not_read_is_refused(folder: Path, setting: str) -> None:
+    (folder / "granite.py").write_text(re.sub(rf"\n.*{setting}.*", "", FAMILY))
+    with pytest.raises(ValueError, match=f"config.json sets {setting}, which nva doesn't implement for Granite"):
+        exec(PROOF, {"folder": folder / "model"})

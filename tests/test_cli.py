@@ -30,7 +30,8 @@ def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion
 @pytest.fixture
 def calls(monkeypatch):
     """An engine that writes down what it is asked, and answers "Hi."."""
-    engine = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x"))
+    limits = SimpleNamespace(max_model_len=100)
+    engine = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x"), state=SimpleNamespace(limits=limits))
     asked = SimpleNamespace(engine=engine, loads=[], prompts=[], closed=0)
 
     def load(model, **options):
@@ -172,13 +173,23 @@ MISTAKES = {
     "run x --policy fastest": "policy is 'fastest'; choose one of fcfs",
     "run x --n-blocks 4 --cache-memory 1GiB": "n_blocks and cache_memory both size the cache",
     "run x --cache-memory 4XB": "memory is '4XB'",
+    "run x --cache-memory infGiB": "memory is 'infGiB'",
+    "run x --device cuda:x": "device is 'cuda:x'; give cpu, cuda, npu",
+    "run x --graph ge --enforce-eager": "enforce_eager never compiles",
+    "run x --graph fast": "graph is 'fast'; choose one of auto",
+    "run x --max-rows 1000000000000": "max_rows is 1000000000000; give a whole number in",
+    "run x --device cpu --max-rows 100000000": "don't fit into memory",
+    "bench --n 0": "max_rows is 0; give a whole number",
+    "bench --model qwen3-0.6b-shape --dtype foo": "dtype is foo; choose one of float32",
+    "bench --model qwen3-0.6b-shape --n 100000000": "Unable to allocate",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, line):
+def test_a_mistake_ends_in_one_line(calls, capsys, monkeypatch, demo_model, line):
     if "--raw" not in line:
         monkeypatch.undo()  # the real load() refuses
+    monkeypatch.setenv("NVA_MODEL", str(demo_model))
     assert cli.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -316,3 +327,25 @@ def test_the_demo_model_talks_and_its_prefix_cache_works(demo_model, capsys, mon
     first, second = [line for line in err.splitlines() if "of them cached" in line]
     assert "40 prompt tokens, 0 of them cached" in first
     assert "32 of them cached" in second  # of 40 asked and 7 answered, two whole blocks of 16
+
+
+def test_a_conversation_that_is_full_says_how_to_go_on(demo_model, capsys, monkeypatch):
+    """The first answer fills the model; what follows is refused until /reset, and then answered."""
+    question = "What is the capital of France? Answer briefly."
+    type_lines(monkeypatch, "Count from one to a hundred.", question, "/reset", question)
+    sizes = ["--max-model-len", "64", "--max-tokens", "64", "--temperature", "0", "--dtype", "float32"]
+    assert cli.main(["chat", "--model", str(demo_model), *sizes]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("\nThe capital of France is Paris.\n\n")
+    assert err.count("ended by max_model_len; /reset makes room") == 1
+    (refusal,) = [line for line in err.splitlines() if line.startswith("nva: ")]
+    assert "leave room for an answer" in refusal
+    assert refusal.endswith("what was said before counts too, and /reset forgets it")
+
+
+def test_a_first_question_that_is_refused_has_nothing_to_forget(demo_model, capsys, monkeypatch):
+    type_lines(monkeypatch, "word " * 80)
+    assert cli.main(["chat", "--model", str(demo_model), "--max-model-len", "64"]) == 0
+    err = capsys.readouterr().err
+    assert "leave room for an answer" in err
+    assert "forgets it" not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 import nva
+from examples import beam_search as beam_search_example
+from examples import compose as compose_example
 from examples import test_your_scheduler as scheduler_example
 from examples.beam_search import REQUEST_ID, advance, beam_search, begin
 from examples.compose import fair, serve
@@ -124,6 +127,42 @@ def test_fair_queueing_serves_a_light_user_early_and_changes_no_token(models: Mo
     order = {name: [found.request.id for found in found] for name, found in finished.items()}
     assert order["fcfs"].index("bob/0") >= 6
     assert order["fair"].index("bob/0") < 6
+
+
+def test_the_loop_by_hand_samples_by_the_engine_s_own_filter(models: Models) -> None:
+    engine, calls = models[0], list[int]()
+    plain = engine.filter
+    engine.filter = lambda gaps, params: (calls.append(len(gaps)), plain(gaps, params))[1]
+    ask = nva.SamplingParams(temperature=1.0, top_p=0.5, seed=1, max_tokens=3)
+    serve(engine, first_come_first_served, [request("ann/0", [1, 2, 3], ask)])
+    engine.filter = plain
+    assert calls == [1, 1, 1]
+
+
+BAD = {
+    "beam_search.py x --beams 0": "max_rows is 0; give a whole number",
+    "beam_search.py  --beams 2": "the prompt is []; give at least one token id",
+    "beam_search.py x --max-tokens 600": "the engine has 4 rows",
+    "beam_search.py x --max-tokens 0": "max_tokens is 0; give a whole number",
+    "beam_search.py x --length-penalty nan": "length_penalty is nan; give a number in [-9, 9]",
+    "beam_search.py x --length-penalty 1e9": "length_penalty is 1000000000.0",
+    "beam_search.py x --model no/such/folder": "there is no folder no/such/folder",
+    "compose.py --model no/such/folder": "there is no folder no/such/folder",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_mistake_on_an_example_s_command_line_is_said(
+    demo_model: Path, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NVA_MODEL", str(demo_model))
+    monkeypatch.setattr(sys, "argv", line.split(" "))
+    module = beam_search_example if line.startswith("beam") else compose_example
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ": error: " in last
+    assert BAD[line] in last
 
 
 @pytest.mark.parametrize(("prefix_caching", "law"), [(False, "slots that nobody wrote"), (True, "key identity")])

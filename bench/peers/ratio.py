@@ -28,7 +28,7 @@ from bench.options import parser
 from bench.peers.models import model_file
 from bench.peers.protocol import running
 from bench.workloads import shifted, shortened, wanted_ratio, workloads
-from nva.bench import Report, Workload, bandwidth, goal, open_model, serve, show
+from nva.bench import Report, Workload, bandwidth, fitted, goal, open_model, serve, show
 from nva.load import Engine
 
 FILES = {"transformers": "checkpoint", "openvino": "f16", "llama_cpp": "bf16", "vllm": "checkpoint"}
@@ -54,12 +54,13 @@ def compare(
     name: str, workload: Workload, engine: Engine, theirs: Callable[[Workload], Times], n_rounds: int
 ) -> dict[str, Any]:
     """Warm both up, then let them take turns; one row of the table."""
-    warm_up = shortened(shifted(workload, 1), 8)
+    vocab_size = engine.state.limits.vocab_size
+    warm_up = fitted(shortened(shifted(workload, 1), 8), vocab_size)
     serve(engine, warm_up)
     theirs(warm_up)
     reports, times, limits = list[Report](), list[float](), list[float]()
     for n in range(n_rounds):
-        round_ = shifted(workload, n + 2)
+        round_ = fitted(shifted(workload, n + 2), vocab_size)
         limits.append(bandwidth())
         reports.append(serve(engine, round_))
         times.append(seconds(name, theirs(round_)))

@@ -8,7 +8,6 @@ Read next: kernels/__init__.py for the contract, models/decoder.py for the order
 from __future__ import annotations
 
 import functools
-import os
 
 import attrs
 import numpy as np
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nva.kernels import Compute, Filter, Layout
+from nva.kernels.host_memory import free_memory
 
 block_size = 16
 dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ def cache_memory(device: torch.device) -> int:
     """A third of what is free: the machine may have other uses for the rest."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 3
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3
+    return free_memory() // 3
 
 
 def make_filter_gaps(general: Filter) -> Filter:

@@ -1,18 +1,60 @@
 """What the families have in common when they read a Hugging Face config.json.
 
-The law: what the config asks for and nva doesn't do is an error, never ignored. A config is a plain dict: no code of
-the checkpoint or of transformers runs. Read next: llama.py, the shortest family.
+The law: what the config asks for and nva doesn't do is an error, never ignored. A setting that is on was read by the
+family, or is known to change nothing that is computed. It is read as data: no code of the checkpoint or of transformers
+runs. Read next: llama.py, the shortest family.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import attrs
 
 from nva.models.rope import read_rope
 from nva.models.spec import Activation, ExpertSpec, ModelSpec
 
-Config = Mapping[str, Any]
+
+@attrs.frozen(eq=False)
+class Config:
+    """A config.json, read like a dict, that notes which of its settings were read.
+
+    It can't be copied like one, since a copy would read everything: `config | {...}` has other values instead.
+    """
+
+    settings: Mapping[str, Any]
+    known: set[str] = attrs.field(factory=set, kw_only=True)  # names that were read
+    parts: list[Config] = attrs.field(factory=list, kw_only=True)  # configs inside this one
+
+    def __getitem__(self, name: str) -> Any:
+        self.known.add(name)
+        return self.settings[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or the default where the config hasn't it."""
+        self.known.add(name)
+        return self.settings.get(name, default)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.settings
+
+    def __or__(self, settings: Mapping[str, Any]) -> Config:
+        """The config with these settings, which count as read: whoever gives them has decided."""
+        self.known.update(settings)
+        return attrs.evolve(self, settings={**self.settings, **settings})
+
+    def part(self, name: str) -> Config:
+        """A config inside this one. Raises ValueError if there is none."""
+        inner = Config(required(self, name))
+        self.parts.append(inner)
+        return inner
+
+    def pass_over(self, *names: str) -> None:
+        """Settings that mean nothing to this family."""
+        self.known.update(names)
+
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -32,14 +74,27 @@ def size(config: Config, name: str) -> int:
     return found
 
 
-_REFUSED = (  # settings that change what attention or the logits are, and that no family here knows
-    "attn_logit_softcapping",
-    "dual_chunk_attention_config",
-    "final_logit_softcapping",
-    "query_pre_attn_scalar",
-    "rope_interleaved",
-    "use_bidirectional_attention",
+_HARMLESS = re.compile(
+    "|".join(
+        (
+            # names and versions
+            "architectures|auto_map|model_type|torch_dtype|dtype|transformers_version|_(model_)?name_or_path|_commit_hash",
+            "(bos|eos|pad|unk|sep|mask|decoder_start)_token_id|tokenizer_class|id2label|label2id|problem_type|license",
+            r"task_specific_params|unsloth_(fixed|version)|is_llama_config|transformers\.js_config",
+            # training
+            "initializer_(range|cutoff_factor)|.*dropout(_prob)?|.*_pdrop|router_aux_loss_coef|gradient_checkpointing",
+            # how transformers runs the model
+            "output_.*|return_dict.*|use_cache|cache_implementation|(_|use_)?flash_attn.*|use_flash_attention|is_decoder",
+            "_?attn_implementation.*|_?experts_implementation|pretraining_tp|chunk_size_feed_forward",
+            "max_sequence_length|seq_length|model_max_length",
+            # generation, which generation_config.json decides
+            "(max|min)_(new_tokens|length)|do_sample|temperature|top_[kp]|typical_p|num_beams|num_beam_groups",
+            "num_return_sequences|(repetition|length|diversity)_penalty|(encoder_)?no_repeat_ngram_size|early_stopping",
+        )
+    )
 )
+"""Names of settings that change no number of a decoder's forward."""
+
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -49,7 +104,6 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
     Layers see `window` positions, but for the first n_unwindowed, unless the config's `layer_types` say otherwise.
     Raises ValueError for settings that are missing, unknown or at odds.
     """
-    _check_settings(config)
     n_layers, n_heads = size(config, "num_hidden_layers"), size(config, "num_attention_heads")
     max_position, hidden_size = size(config, "max_position_embeddings"), size(config, "hidden_size")
     head_dim = config.get("head_dim") or hidden_size // n_heads
@@ -91,7 +145,8 @@ def read_experts(config: Config, shared_size: int = 0) -> tuple[ExpertSpec | Non
         shared_size=shared_size,
         normalize=required(config, "norm_topk_prob"),
     )
-    step, dense = size({"decoder_sparse_step": 1, **config}, "decoder_sparse_step"), config.get("mlp_only_layers") or []
+    step = size(config, "decoder_sparse_step") if "decoder_sparse_step" in config else 1
+    dense = config.get("mlp_only_layers") or []
     layers = range(size(config, "num_hidden_layers"))
     return tuple(None if layer in dense or (layer + 1) % step else experts for layer in layers)
 
@@ -105,14 +160,22 @@ def _layer_kinds(config: Config, usual: list[str]) -> list[str]:
     return kinds
 
 
-def _check_settings(config: Config) -> None:
-    for name in _REFUSED:
-        if config.get(name):
-            raise ValueError(f"config.json sets {name}, which nva doesn't implement")
+def check_all_read(config: Config) -> None:
+    """Raise ValueError for a setting that is on, was not read, and is not known to be harmless."""
+    for name, value in config.settings.items():
+        is_on = value is not None and value is not False and value not in ("", [], {})
+        if is_on and name not in config.known and not _HARMLESS.fullmatch(name):
+            raise ValueError(
+                f"config.json sets {name}, which nva doesn't implement for {_architecture(config)}; "
+                "if it changes nothing that the model computes, remove it there"
+            )
+    for part in config.parts:
+        check_all_read(part)
 
 
 def _activation(config: Config) -> Activation:
-    found = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    usual = config.get("hidden_act", "silu")
+    found = config.get("hidden_activation") or usual
     if found not in _ACTIVATIONS:
         raise ValueError(f"the activation {found!r} is not known; known are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[found]

@@ -29,11 +29,9 @@ GEMMA3_WEIGHTS = Weights(
 def gemma3(config: Config) -> tuple[ModelSpec, Weights]:
     """Scores are scaled by query_pre_attn_scalar instead of head_dim, embeddings by the root of hidden_size."""
     scalar, hidden = size(config, "query_pre_attn_scalar"), size(config, "hidden_size")
-    # read_spec refuses that setting, so that no family overlooks it.
-    known = {**config, "query_pre_attn_scalar": None, **_ropes(config), "layer_types": _layer_types(config)}
     bias = config.get("attention_bias", False)
     spec = read_spec(
-        known,
+        config | {**_ropes(config), "layer_types": _layer_types(config)},
         window=required(config, "sliding_window"),
         head_dim=required(config, "head_dim"),
         attn_scale=scalar**-0.5,
@@ -50,7 +48,8 @@ def gemma3(config: Config) -> tuple[ModelSpec, Weights]:
 
 def _layer_types(config: Config) -> list[str]:
     """Which layers have a window: as listed, or all but every sixth."""
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    patterns = [config.get(name) for name in ("sliding_window_pattern", "_sliding_window_pattern")]
+    pattern = patterns[0] or patterns[1] or 6
     layers = range(1, size(config, "num_hidden_layers") + 1)
     return config.get("layer_types") or [SLIDING if layer % pattern else FULL for layer in layers]
 

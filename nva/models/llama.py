@@ -47,6 +47,8 @@ def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
         raise ValueError("LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?")
+    if config.get("rope_theta") is None:
+        config |= {"rope_theta": 10000.0}  # Llama 1 and 2, whose config.json doesn't name it
     bias = config.get("attention_bias", False)
     spec = read_spec(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.get("mlp_bias", False))
     return spec, LLAMA_WEIGHTS

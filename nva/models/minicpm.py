@@ -24,7 +24,8 @@ def minicpm(config: Config) -> tuple[ModelSpec, Weights]:
     for name in ("sparse_config", "num_experts"):
         if config.get(name):
             raise ValueError(f"config.json sets {name}, which nva doesn't implement for MiniCPM; {_ADVICE[name]}")
-    config = {**_DEFAULTS, **config}
+    config.pass_over("mup_denominator")  # of heads that draft for it
+    config |= {name: value for name, value in _DEFAULTS.items() if name not in config}
     scales = {
         "embed_scale": float(required(config, "scale_emb")),
         "residual_scale": required(config, "scale_depth") / math.sqrt(size(config, "num_hidden_layers")),

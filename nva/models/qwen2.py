@@ -21,8 +21,9 @@ def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
 
 
 def qwen_windows(config: Config) -> dict[str, Any]:
-    """The first max_window_layers layers see everything, the others the window."""
+    """The first max_window_layers layers see everything, the others the window; without use_sliding_window all do."""
     if not config.get("use_sliding_window"):
+        config.pass_over("sliding_window", "max_window_layers")
         return {}
     return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}
 
@@ -30,6 +31,7 @@ def qwen_windows(config: Config) -> dict[str, Any]:
 @register("Qwen2MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Which layers have a window must be listed: programs disagree on what max_window_layers means here."""
+    config.pass_over("sliding_window", "max_window_layers")
     windows = {}
     if config.get("use_sliding_window"):
         required(config, "layer_types")

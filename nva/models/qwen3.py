@@ -24,7 +24,8 @@ def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
 @register("Qwen3MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen3_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so, and then in every layer."""
-    head_dim, bias = required(config, "head_dim"), config.get("attention_bias", False)
+    bias = config.get("attention_bias", False)
+    config.pass_over("sliding_window", "max_window_layers")
     window = required(config, "sliding_window") if config.get("use_sliding_window") else None
-    fields = {"qk_norm": True, "head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "window": window}
+    fields = {"qk_norm": True, "qkv_bias": bias, "o_bias": bias, "window": window}
     return read_spec(config, experts=read_experts(config), **fields), LLAMA_WEIGHTS

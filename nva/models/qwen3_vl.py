@@ -55,23 +55,23 @@ QWEN3_VL_WEIGHTS = Weights(
 @register("Qwen3VLForConditionalGeneration", verified=[LOGITS, EMULATED])
 def qwen3_vl(config: Config) -> tuple[ModelSpec, Weights]:
     """The settings of the text model and of the tower stand in configs of their own."""
-    return _with_tower(config, {}), QWEN3_VL_WEIGHTS
+    return _with_tower(config, config.part("text_config")), QWEN3_VL_WEIGHTS
 
 
 @register("Qwen3VLMoeForConditionalGeneration", verified=[LOGITS, EMULATED])
 def qwen3_vl_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """The weights of a token's experts always sum to 1."""
-    text = {**required(config, "text_config"), "norm_topk_prob": True}
-    return _with_tower(config, {"experts": read_experts(text)}), QWEN3_VL_WEIGHTS
+    text = config.part("text_config") | {"norm_topk_prob": True}
+    return _with_tower(config, text, experts=read_experts(text)), QWEN3_VL_WEIGHTS
 
 
-def _with_tower(config: Config, differences: dict[str, Any]) -> ModelSpec:
-    text, axes = _without_axes(required(config, "text_config"))
-    text = {**text, "architectures": config.get("architectures")}
+def _with_tower(config: Config, text: Config, **differences: Any) -> ModelSpec:
+    config.pass_over("video_token_id", "vision_start_token_id", "vision_end_token_id")  # the tokenizer's affair
+    text, axes = _without_axes(text | {"architectures": config.get("architectures")})
     head_dim, bias = required(text, "head_dim"), text.get("attention_bias", False)
     tied = config.get("tie_word_embeddings", False)
     spec = read_spec(text, qk_norm=True, head_dim=head_dim, qkv_bias=bias, o_bias=bias, tied_head=tied, **differences)
-    vision = _vision(required(config, "vision_config"), size(config, "image_token_id"))
+    vision = _vision(config.part("vision_config"), size(config, "image_token_id"))
     if vision.out_size != spec.hidden_size or len(vision.deepstack_layers) > spec.n_layers:
         raise ValueError(f"the vision tower gives {vision.out_size} numbers, the text model takes {spec.hidden_size}")
     return attrs.evolve(spec, rope_axes=axes, vision=vision)
@@ -90,7 +90,7 @@ def _without_axes(text: Config) -> tuple[Config, tuple[int, ...]]:
         raise ValueError(f"{name} has mrope_section {sections}; Qwen3-VL takes three, with mrope_interleaved")
     pairs = range(required(text, "head_dim") // 2)
     axes = tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in pairs)
-    return {**text, name: rope}, axes
+    return text | {name: rope}, axes
 
 
 def _vision(config: Config, image_token: int) -> VisionSpec:

@@ -10,8 +10,9 @@ Read next: llama.py, then qwen2.py and qwen3.py for what a second family takes; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from nva.models.config import Config
+from nva.models.config import Config, check_all_read
 from nva.models.params import Weights
 from nva.models.spec import ModelSpec
 
@@ -38,11 +39,11 @@ def register(*architectures: str, verified: Sequence[str] = ()) -> Callable[[Fam
     return add
 
 
-def read_model(config: Config) -> tuple[ModelSpec, Weights]:
+def read_model(config: Mapping[str, Any]) -> tuple[ModelSpec, Weights]:
     """The spec and weight names of a config.json.
 
-    Raises ValueError for an architecture that no family has registered, for quantized weights, and for whatever the
-    family refuses.
+    Raises ValueError for an architecture that no family has registered, for quantized weights, for whatever the family
+    refuses, and for what it doesn't read.
     """
     names = config.get("architectures") or []
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
@@ -59,4 +60,7 @@ def read_model(config: Config) -> tuple[ModelSpec, Weights]:
             raise ValueError(
                 f"the checkpoint is quantized ({key}: {method}), which nva can't read; take an unquantized one"
             )
-    return family(config)
+    watched = Config(config)
+    found = family(watched)
+    check_all_read(watched)
+    return found

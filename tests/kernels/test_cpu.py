@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +256,47 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(build.BuildError, match="compiling the CPU kernels failed .error: out of order"):
         build.library()
     assert not list(tmp_path.glob("nva/kernels/*.so"))
+
+
+def fresh_build() -> types.ModuleType:
+    """build.py as another system imports it."""
+    found = importlib.util.spec_from_file_location("fresh_build", build.__file__)
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_windows_has_no_file_locks_and_gets_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # importing it fails
+    module = fresh_build()
+    with pytest.raises(module.BuildError, match="compiled on Linux and macOS only"):
+        module.library()
+
+
+def test_a_mac_links_torch_s_openmp_without_flags_of_gnu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is asked of the compiler; no Mac was there to try it."""
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    runtime = tmp_path / "torch" / "lib" / "libomp.dylib"
+    runtime.touch()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    module = fresh_build()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(module, "_run", commands.extend)
+    monkeypatch.setattr(module.os, "replace", lambda *_: None)
+    module._build(tmp_path / "cpu.so", "g++-15", module.FLAGS)
+    link = commands[-1]
+    assert str(runtime) in link
+    assert f"-Wl,-rpath,{runtime.parent}" in link
+    assert "-Wl,--as-needed" not in link
+
+
+def test_apple_s_clang_has_no_openmp_and_the_reference_serves(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho \"clang++: error: unsupported option '-fopenmp'\" >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    code = "from nva.kernels import backend, reference; assert backend('cpu') is reference"
+    env = {"CXX": str(compiler), "PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert "unsupported option '-fopenmp'); plain torch serves instead" in found.stderr

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nva.kernels import backend
+from nva.kernels import backend, npu
 from nva.kernels.npu.support import (
     MODES,
     Installation,
@@ -141,3 +141,17 @@ def test_heads_of_a_tower_are_filled_up(head_dim, filled):
 def test_graph_modes_are_for_an_npu():
     with pytest.raises(ValueError, match="is for device npu"):
         backend("cpu", GROUPED, "ge")
+
+
+@pytest.mark.parametrize(("found", "said"), [(Installation(), "aclgraph"), (Installation(has_npugraph_ex=False), "ge")])
+def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, capsys):
+    monkeypatch.setattr(npu.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(npu.importlib, "import_module", lambda name: name)
+    monkeypatch.setattr(npu, "probe", lambda: found)
+    assert str(npu.choose(GROUPED)).endswith(said)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"nva: NPU graph mode {said} (")
+    assert ("no npugraph_ex" in lines[0]) == (said == "ge")
+    npu.choose(GROUPED, "eager")
+    assert capsys.readouterr().err == ""

@@ -128,15 +128,15 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 8,
     "norm_topk_prob": True,
-    "shared_expert_intermediate_size": 12,
 }
+SHARED = {**MOE, "shared_expert_intermediate_size": 12}
 
 
 def test_experts_of_qwen() -> None:
     qwen3 = spec("Qwen3Moe", **MOE)
     assert (qwen3.qk_norm, qwen3.qkv_bias) == (True, False)
     assert qwen3.experts[0] == ExpertSpec(n_experts=4, n_active=2, intermediate_size=8, normalize=True)
-    qwen2 = spec("Qwen2Moe", **MOE)
+    qwen2 = spec("Qwen2Moe", **SHARED)
     assert (qwen2.qk_norm, qwen2.qkv_bias, qwen2.experts[0].shared_size) == (False, True, 12)
     where = [
         [bool(experts) for experts in spec("Qwen3Moe", **MOE, num_hidden_layers=4, **config).experts]
@@ -150,9 +150,10 @@ def test_experts_of_qwen() -> None:
 
 
 def test_windows_of_qwen_with_experts() -> None:
-    given = {**MOE, "sliding_window": 7, "max_window_layers": 1}
-    assert spec("Qwen3Moe", **given).windows == spec("Qwen2Moe", **given).windows == (None, None)
-    assert spec("Qwen3Moe", **given, use_sliding_window=True).windows == (7, 7)
+    given = {**SHARED, "sliding_window": 7, "max_window_layers": 1}
+    without = {**MOE, "sliding_window": 7, "max_window_layers": 1}
+    assert spec("Qwen3Moe", **without).windows == spec("Qwen2Moe", **given).windows == (None, None)
+    assert spec("Qwen3Moe", **without, use_sliding_window=True).windows == (7, 7)
     kinds = ["sliding_attention", "full_attention"]
     assert spec("Qwen2Moe", **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
     refuses("no 'layer_types', which Qwen2MoeForCausalLM needs", "Qwen2Moe", **given, use_sliding_window=True)
@@ -174,7 +175,7 @@ def test_ropes_are_read_in_every_spelling() -> None:
 
 def test_ropes_that_are_not_understood_are_refused() -> None:
     refuses("rope type 'su' is not known; known are default, linear", rope_scaling={"type": "su", "factor": 2.0})
-    refuses("rope type 'default' needs rope_theta, which config.json doesn't give", without="rope_theta")
+    refuses("rope type 'default' needs rope_theta, which config.json doesn't give", "Qwen3", without="rope_theta")
     refuses("rope type 'linear' needs factor", rope_scaling={"type": "linear"})
     refuses(
         "rope type 'linear' has no setting beta_fast", rope_scaling={"type": "linear", "factor": 2.0, "beta_fast": 1}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from nva.kernels import Kernels
-from nva.models import FAMILIES, ModelSpec, Params
+from nva.models import ModelSpec, Params
 from nva.models.params import Shapes, build_params
+from nva.models.registry import read_model
 
 BASE = {
     "vocab_size": 97,
@@ -109,7 +110,8 @@ CONFIGS = {
 def tiny_spec(name: str) -> ModelSpec:
     """The spec that a family reads from one of CONFIGS."""
     architecture, differences = CONFIGS[name]
-    return FAMILIES[architecture]({"architectures": [architecture], **BASE, **differences})[0]
+    base = {} if "text_config" in differences else BASE
+    return read_model({"architectures": [architecture], **base, **differences})[0]
 
 
 def tiny_params(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype = torch.float32) -> Params:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.npu import emulation
+from tests.npu.emulated_attention import CAUSAL
 from tests.npu.emulation import LimitError
 
 N_Q, N_KV, D = 4, 2, 64
@@ -48,7 +49,7 @@ def keys(*shape, dtype=torch.bfloat16):
 
 
 FAULTS = {
-    "a mask": ({"atten_mask": emulation.CAUSAL, "sparse_mode": 3}, "no mask"),
+    "a mask": ({"atten_mask": CAUSAL, "sparse_mode": 3}, "no mask"),
     "a block size": ({"block_size": 128}, "no block size"),
     "a sink": ({"learnable_sink": torch.zeros(N_Q, dtype=torch.bfloat16)}, "no sinks"),
     "keys of a cache": (keys(2, 128, N_KV * D), "KV heads"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.npu import emulated_attention as attention
 from tests.npu import emulation
 from tests.npu.emulation import LimitError
 
@@ -142,15 +143,15 @@ def test_sizes_that_attention_refuses():
     query = torch.zeros(1, 1, dtype=torch.bfloat16).expand(4, 1).view(4, 1, 1)
     big = torch.empty(2**24, 128, 1024, dtype=torch.bfloat16, device="meta")
     for text, check in {
-        "1M tokens": lambda: emulation.check_query(torch.empty(2**20 + 1, 1, 16, dtype=torch.float16), 1, 1, [1]),
-        "4096 rows": lambda: emulation.check_query(torch.empty(4, 1, 16, dtype=torch.float16), 1, 1, [4] * 4097),
-        "256 heads": lambda: emulation.check_query(torch.empty(4, 512, 16, dtype=torch.float16), 512, 512, [4]),
-        "<= 64": lambda: emulation.check_query(torch.empty(4, 128, 16, dtype=torch.float16), 128, 1, [4]),
-        "up to 256": lambda: emulation.check_query(torch.empty(4, 1, 512, dtype=torch.float16), 1, 1, [4]),
-        "2\\^31": lambda: emulation.check_cache(query.expand(4, 1, 1024), big, big, 1, 128),
-        "65535": lambda: emulation.check_cache(query.expand(4, 1, 65536), *[torch.empty(
+        "1M tokens": lambda: attention.check_query(torch.empty(2**20 + 1, 1, 16, dtype=torch.float16), 1, 1, [1]),
+        "4096 rows": lambda: attention.check_query(torch.empty(4, 1, 16, dtype=torch.float16), 1, 1, [4] * 4097),
+        "256 heads": lambda: attention.check_query(torch.empty(4, 512, 16, dtype=torch.float16), 512, 512, [4]),
+        "<= 64": lambda: attention.check_query(torch.empty(4, 128, 16, dtype=torch.float16), 128, 1, [4]),
+        "up to 256": lambda: attention.check_query(torch.empty(4, 1, 512, dtype=torch.float16), 1, 1, [4]),
+        "2\\^31": lambda: attention.check_cache(query.expand(4, 1, 1024), big, big, 1, 128),
+        "65535": lambda: attention.check_cache(query.expand(4, 1, 65536), *[torch.empty(
             1, 128, 65536, dtype=torch.bfloat16, device="meta")] * 2, 1, 128),
-        "at most 128": lambda: emulation.check_sink(
+        "at most 128": lambda: attention.check_sink(
             torch.zeros(1, dtype=torch.bfloat16), torch.empty(4, 1, 192, dtype=torch.bfloat16)),
     }.items():  # fmt: skip
         with pytest.raises(LimitError, match=text):

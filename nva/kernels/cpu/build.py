@@ -8,7 +8,6 @@ compiles in seconds. Read next: operators.py, which calls it.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -21,6 +20,11 @@ from pathlib import Path
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
@@ -31,6 +35,8 @@ class BuildError(RuntimeError):
 
 def library() -> ctypes.CDLL:
     """The library, compiled if the cache has none. Raises BuildError without a compiler, or where it fails."""
+    if fcntl is None:
+        raise BuildError("the CPU kernels are compiled on Linux and macOS only")
     compiler = _compiler()
     flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native")
     path = _cache() / f"cpu-{_key(compiler, flags)}.so"
@@ -77,10 +83,15 @@ def _processor() -> str:
 @functools.cache
 def _openmp() -> tuple[str, ...]:
     """The OpenMP runtime that torch has loaded, for the linker: with another one, each would keep its own threads."""
-    folder = Path(torch.__file__).parent
-    return tuple(
-        str(path) for place in (folder / "lib", folder.with_name("torch.libs")) for path in place.glob("libgomp*")
-    )
+    folder, name = Path(torch.__file__).parent, "libomp*.dylib" if sys.platform == "darwin" else "libgomp*"
+    return tuple(str(path) for place in (folder / "lib", folder.with_name("torch.libs")) for path in place.glob(name))
+
+
+def _link_flags() -> tuple[str, ...]:
+    """torch's OpenMP, and where a Mac's loader finds it; its linker has no --as-needed."""
+    if sys.platform == "darwin":
+        return (*_openmp(), *(f"-Wl,-rpath,{Path(path).parent}" for path in _openmp()))
+    return ("-Wl,--as-needed", *_openmp())
 
 
 class _locked:
@@ -104,7 +115,7 @@ def _build(path: Path, compiler: str, flags: tuple[str, ...]) -> None:
         _run([[compiler, *flags, "-c", str(source), "-o", str(out)] for source, out in objects.items()])
         whole = Path(folder, path.name)
         names = [str(out) for out in objects.values()]
-        _run([[compiler, "-shared", *names, "-Wl,--as-needed", *_openmp(), *flags, "-o", str(whole)]])
+        _run([[compiler, "-shared", *names, *_link_flags(), *flags, "-o", str(whole)]])
         os.replace(whole, path)
 
 

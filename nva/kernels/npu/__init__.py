@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
+import sys
 from typing import cast
 
 from nva.kernels import Kernels
 from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
 
 _MODULES = {"eager": "operators", "ge": "ge", "aclgraph": "aclgraph"}
-_log = logging.getLogger("nva")
 
 
 def choose(heads: Heads, graph: str = "auto") -> Kernels:
-    """The kernels in the graph mode that is asked for, or in the best one that works here, which is logged.
+    """The kernels in the graph mode that is asked for, or in the best one that works here, which is said on stderr.
 
     Raises ValueError where torch_npu is missing, and for a mode that won't work.
     """
     if importlib.util.find_spec("torch_npu") is None:
         raise ValueError("device 'npu' needs torch_npu: pip install 'nva[npu]', then run `nva doctor`")
     mode, reason = choose_mode(graph, probe(), heads)
-    _log.info("NPU graph mode %s (%s)", mode, reason)
+    if graph == "auto":
+        print(f"nva: NPU graph mode {mode} ({reason})", file=sys.stderr)
     return cast(Kernels, importlib.import_module(f"nva.kernels.npu.{_MODULES[mode]}"))
 
 

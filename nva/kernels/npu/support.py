@@ -1,6 +1,6 @@
 """What an Ascend installation can run: which graph modes, for which attention, and why not the others.
 
-The law: a mode is chosen with a reason that can be logged, and refused with a reason that can be acted on. The limits
+The law: a mode is chosen with a reason that can be told, and refused with a reason that can be acted on. The limits
 are those of the attention operator's tiling by CANN version: docs/npu.md has the table with its sources.
 This file runs without torch_npu. Read next: __init__.py, which acts on the choice; nva/doctor.py, which prints it.
 """
