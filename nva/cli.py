@@ -23,10 +23,11 @@ from typing import Any
 import attrs
 
 from nva import __version__
+from nva.answers import Completion, TextDelta
 from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
 from nva.models.registry import FAMILIES, VERIFIED
-from nva.run import Completion, TextDelta, generate, stream
+from nva.run import generate, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
 from nva.text import Prompt

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import attrs
 import torch
 from attrs.validators import optional
 
+from nva.answers import Answers
 from nva.forward import KV, Forward, empty_kv, make_forward
 from nva.images import ImageReader, largest_image
 from nva.kernels import GRAPHS, Kernels, backend, place
@@ -114,7 +116,10 @@ class Engine:
     eos_ids: frozenset[int]  # union of config, generation_config and tokenizer
     defaults: Mapping[str, Any]  # of SamplingParams, from generation_config
     n_requests: int = 0
-    transcripts: dict[int | str, Any] = attrs.field(factory=dict)  # of the requests in flight, by id; see run.py
+    answers: Answers = attrs.field(factory=Answers)  # to the requests in flight
+    lock: Any = attrs.field(factory=threading.RLock, init=False)  # held by whoever reads or replaces the fields here
+    stepping: Any = attrs.field(factory=threading.Lock, init=False)  # held within a step
+    closed: list[Collection[int | str]] = attrs.field(factory=list, init=False)  # ids of streams, to be aborted
 
     def __repr__(self) -> str:
         rows, blocks = self.state.rows, self.state.blocks

@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from nva import cli
+from nva.answers import Completion, Sample, TextDelta
 from nva.load import Options
-from nva.run import Completion, Sample, TextDelta
 from nva.state.request import SamplingParams
 
 

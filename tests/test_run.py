@@ -2,18 +2,27 @@
 
 import importlib
 import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import nva
+from nva.answers import Answers
 from nva.forward import KV
 from nva.load import demo_folder
-from nva.state.engine import is_busy
+from nva.state.engine import check, is_busy
+from nva.state.request import request
+from nva.steps.submit import submit
 from nva.testing.laws import snapshot
 
+LOOP = importlib.import_module("nva.run")  # the module; nva.run is its function
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 SIZES = {"dtype": "float32", "n_blocks": 64, "block_size": 4, "max_model_len": 256, "max_rows": 8}
@@ -54,7 +63,7 @@ def engine(loaded):
     yield loaded
     assert not is_busy(loaded.state)
     assert loaded.state.blocks.n_free == loaded.state.limits.n_blocks
-    assert not loaded.transcripts
+    assert (loaded.answers, loaded.closed) == (Answers(), [])
 
 
 def hf_logits(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -239,7 +248,7 @@ def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) ->
 def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monkeypatch, last) -> None:
     """The part has returned and its result is not stored yet: a handle renewed by the forward would be lost."""
     expected = nva.generate(engine, "Hello", GREEDY)
-    calls, owner = [], engine if last == "forward" else importlib.import_module("nva.run")
+    calls, owner = [], engine if last == "forward" else LOOP
     part = getattr(owner, last)
 
     def interrupted(*args):
@@ -257,6 +266,105 @@ def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monke
     events += other  # goes on where it was
     assert events[-1].token_ids == expected[0].token_ids
     assert len(events) == 13
+
+
+@contextmanager
+def interrupted_at(line: int):
+    """A KeyboardInterrupt at this one of the lines that a step runs, if it has so many."""
+    lines: list[str] = []
+
+    def trace(frame, event, _):
+        is_step = frame.f_code is LOOP._step.__code__
+        if is_step and event == "return":
+            sys.settrace(None)
+        if "/nva/" not in frame.f_code.co_filename or not (lines or is_step):
+            return None
+        lines.append(event)
+        if len(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def is_cut_short(events: Iterator[object], line: int) -> bool:
+    """Whether the next event is interrupted at this line of its step."""
+    try:
+        with interrupted_at(line):
+            next(events)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("line", range(1, 2000, 117))
+def test_an_interrupt_at_any_line_of_a_step_loses_nothing(engine, line) -> None:
+    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, min_tokens=1, stop="@")
+    (expected,) = nva.generate(engine, "Hello", params)
+    dying, other = nva.stream(engine, "Hello again", params), nva.stream(engine, "Hello", params)
+    events = [next(other)]
+    assert is_cut_short(dying, line) or line > 500  # a step has more lines, but how many may change
+    dying.close()
+    events += other
+    assert (events[-1].text, events[-1].samples) == (expected.text, expected.samples)
+    assert "".join(event.text for event in events[:-1]) == expected.text
+    check(engine.state)
+
+
+def test_who_steps_beside_a_stream_takes_nothing_from_it(engine) -> None:
+    (expected,) = nva.generate(engine, "Hello", GREEDY)
+    events = nva.stream(engine, "Hello", GREEDY)
+    found = [next(events)]
+    for _ in range(3):
+        nva.step(engine)
+    found += events
+    assert found[-1].text == expected.text
+    assert "".join(event.text for event in found[:-1]) == expected.text
+    events = nva.stream(engine, "Hello", GREEDY)
+    next(events)
+    while is_busy(engine.state):
+        nva.step(engine)
+    assert list(events)[-1].text == expected.text
+
+
+def test_threads_are_answered_as_alone(engine) -> None:
+    prompts = [f"Number {number}" for number in range(6)]
+    alone = [nva.generate(engine, prompt, GREEDY)[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: nva.generate(engine, prompt, GREEDY)[0], prompts))
+    assert [answer.token_ids for answer in answers] == alone
+
+
+def test_a_stream_that_the_garbage_collector_closes_within_a_step_ends(engine, monkeypatch) -> None:
+    doomed, forward = nva.stream(engine, "Hello", GREEDY), engine.forward
+    next(doomed)
+
+    def collecting(*args):
+        doomed.close()
+        return forward(*args)
+
+    monkeypatch.setattr(engine, "forward", collecting)
+    assert len(nva.generate(engine, "Hello again", GREEDY)[0].token_ids) == 12
+
+
+def test_a_step_within_a_step_is_refused(engine, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "forward", lambda *_: nva.step(engine))
+    with pytest.raises(RuntimeError, match="within a step of the engine already"):
+        nva.generate(engine, "Hello", GREEDY)
+
+
+def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
+    (expected,) = nva.generate(engine, "Hello", GREEDY)
+    engine.state = submit(engine.state, [request("mine", [1, 2, 3], attrs.evolve(GREEDY, max_tokens=15))])
+    assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected.token_ids
+    while is_busy(engine.state):
+        output = nva.step(engine)
+    assert [finished.request.id for finished in output.finished] == ["mine"]
 
 
 def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
