@@ -404,6 +404,12 @@ def test_a_row_of_nan_logits_ends_alone(engine, monkeypatch) -> None:
     assert len(answers[1].token_ids) == 3
 
 
+def test_where_every_token_is_banned_the_sample_ends_alone(engine) -> None:
+    banned = dict.fromkeys(range(engine.state.limits.vocab_size), float("-inf"))
+    answers = nva.generate(engine, ["Good", "Bad"], [GREEDY, attrs.evolve(GREEDY, logit_bias=banned)])
+    assert [(answer.finish_reason, len(answer.token_ids)) for answer in answers] == [("length", 12), ("abort", 0)]
+
+
 def test_the_second_of_equal_prompts_is_cached(engine) -> None:
     prompt = list(range(100, 150))
     first = nva.generate(engine, prompt, GREEDY)[0]

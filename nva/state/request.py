@@ -31,6 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """What a field left unset becomes when the checkpoint's generation_config.json doesn't say either."""
 
+_MOST = 1e6
+"""The largest temperature or penalty: far beyond any use, and far from float32's end, where infinities become NaN."""
+
 _OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -85,13 +88,13 @@ class SamplingParams:
     logprobs: also return this many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same
     over the prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or output
     (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits of output tokens, once and
-    per occurrence. logit_bias: added to the logits of these token ids. priority: lower goes first, where the engine's
-    policy is "priority".
+    per occurrence. logit_bias: added to the logits of these token ids; minus infinity bans one, and where all are
+    banned the sample ends with "abort". priority: lower goes first, where the engine's policy is "priority".
 
     Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value or unknown name.
     """
 
-    temperature: float | None = attrs.field(default=None, validator=optional(number(0)))
+    temperature: float | None = attrs.field(default=None, validator=optional(number(0, _MOST)))
     top_k: int | None = attrs.field(default=None, converter=lambda k: 0 if k == -1 else k, validator=optional(whole(0)))
     top_p: float | None = attrs.field(default=None, validator=optional(number(0, 1, above=True)))
     min_p: float | None = attrs.field(default=None, validator=optional(number(0, 1)))
@@ -104,9 +107,9 @@ class SamplingParams:
     n: int = attrs.field(default=1, validator=whole(1))
     logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
     prompt_logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
-    repetition_penalty: float | None = attrs.field(default=None, validator=optional(number(0, above=True)))
-    presence_penalty: float = attrs.field(default=0.0, validator=number())
-    frequency_penalty: float = attrs.field(default=0.0, validator=number())
+    repetition_penalty: float | None = attrs.field(default=None, validator=optional(number(0, _MOST, above=True)))
+    presence_penalty: float = attrs.field(default=0.0, validator=number(-_MOST, _MOST))
+    frequency_penalty: float = attrs.field(default=0.0, validator=number(-_MOST, _MOST))
     priority: float = attrs.field(default=0.0, validator=number())
     logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_bias_dict, validator=_check_bias, hash=False)
 

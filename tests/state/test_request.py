@@ -8,7 +8,7 @@ from nva.state.config import Limits
 from nva.state.request import DEFAULTS, Request, SamplingParams, request
 
 BAD = {
-    "temperature": (-1, math.nan, math.inf, "hot", True),
+    "temperature": (-1, math.nan, math.inf, "hot", True, 1e39),
     "top_k": (-2, 1.5),
     "top_p": (0, 1.01, math.nan),
     "min_p": (-0.1, 2),
@@ -18,9 +18,9 @@ BAD = {
     "seed": (-1, 2**64, "x"),
     "logprobs": (-1,),
     "prompt_logprobs": (-1,),
-    "repetition_penalty": (0, math.nan),
-    "presence_penalty": (math.inf,),
-    "frequency_penalty": (math.nan,),
+    "repetition_penalty": (0, math.nan, 1e39),
+    "presence_penalty": (math.inf, 1e39, -1e39),
+    "frequency_penalty": (math.nan, 1e39, -1e39),
     "stop": ("", ["a", ""], [1]),
     "stop_token_ids": ([-1], ["a"]),
     "logit_bias": ({-1: 0.0}, {0: math.nan}),
