@@ -165,7 +165,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         tokenizer=tokenizer,
         reader=reader,
         detokenizer=detokenizer(tokenizer),
-        eos_ids=checkpoint.eos_ids | _eos_ids(tokenizer),
+        eos_ids=frozenset(id_ for id_ in checkpoint.eos_ids | _eos_ids(tokenizer) if id_ < spec.vocab_size),
         defaults=_defaults(checkpoint.generation_config),
     )
 

@@ -368,6 +368,11 @@ def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
 
 
 def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
+def test_stop_ids_beyond_the_vocabulary_are_refused(engine) -> None:
+    with pytest.raises(ValueError, match="request 'mine': stop_ids has token id 1000000; the vocabulary is"):
+        submit(engine.state, [request("mine", [1, 2, 3], GREEDY, stop_ids={10**6})])
+
+
     """The step takes blocks in which another prompt is still cached, writes to them, and raises."""
     engine = nva.load(folder, dtype="float32", n_blocks=4, block_size=4)
     first, other = list(range(10, 22)), list(range(30, 42))
@@ -468,7 +473,7 @@ def test_without_a_tokenizer_ids_still_work(folder, tmp_path) -> None:
 def test_unset_parameters_take_the_generation_config(folder, tmp_path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(
-        '{"do_sample": false, "max_new_tokens": 3, "eos_token_id": [7, 8]}'
+        '{"do_sample": false, "max_new_tokens": 3, "eos_token_id": [7, 8, 49152]}'
     )
     engine = nva.load(tmp_path, **SIZES)
     assert engine.eos_ids == {2, 7, 8}
