@@ -13,6 +13,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
+
 from nva.answers import Completion, Event, TextDelta, Transcript, deliver, expect, forget, take_events, transcript
 from nva.forward import KV
 from nva.images import encode_prompt
@@ -25,7 +27,7 @@ from nva.steps.pack import pack
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
-from nva.text import Prompt
+from nva.text import PROMPT_FORMS, Prompt
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -40,9 +42,10 @@ def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: 
     """One Completion per prompt, in order. `progress` shows a bar and tokens/s on stderr.
 
     A prompt is a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]} for the checkpoint's
-    chat template; for a model that sees, content may be a list of {"type": "text", "text": ...} and {"type": "image",
-    "image": path or PIL image}. params: one record for all prompts or one for each; unset fields take the checkpoint's
-    generation_config. Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
+    chat template, to which chat.py says what else can be given: tools, options, an answer to continue. For a model that
+    sees, content may be a list of {"type": "text", "text": ...} and {"type": "image", "image": path or PIL image}.
+    params: one record for all prompts or one for each; unset fields take the checkpoint's generation_config.
+    Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
     """
     listed = list(completions(engine, prompts, params, progress))
     return sorted(listed, key=lambda completion: completion.index)
@@ -147,7 +150,9 @@ def _sweep(engine: Engine) -> None:
 def _requests(engine: Engine, prompts: Prompts, params: Params) -> list[Request]:
     """The prompts as requests, all valid; ids continue the engine's count."""
     listed = _listed(prompts)
-    each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+    each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else params
+    if not isinstance(each, Sequence) or not all(found is None or isinstance(found, SamplingParams) for found in each):
+        raise ValueError(f"params is {params!r:.80}; give nva.SamplingParams(...), or a list of one for each prompt")
     if len(each) != len(listed):
         raise ValueError(f"{len(listed)} prompts came with {len(each)} params; give one record, or one per prompt")
     return [_request(engine, number, *pair) for number, pair in enumerate(zip(listed, each, strict=True))]
@@ -165,10 +170,14 @@ def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams
 
 def _listed(prompts: Prompts) -> list[Prompt]:
     """A list of prompts, where one alone may have been given. A list of whole numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)) or (
-        len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence))
-    ):
-        return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the test above
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (bytes, bytearray)):
+        raise ValueError(f"prompts is {prompts!r:.80}; give {PROMPT_FORMS}, or a list of these")
+    if isinstance(prompts, np.ndarray) and prompts.ndim != 1:
+        raise ValueError(f"prompts is an array of shape {prompts.shape}; give list(array) if each row is a prompt")
+    if len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence, np.ndarray)):
+        return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the tests above
     return list(prompts)  # pyright: ignore[reportReturnType]
 
 

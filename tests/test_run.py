@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -367,12 +368,12 @@ def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
     assert [finished.request.id for finished in output.finished] == ["mine"]
 
 
-def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
 def test_stop_ids_beyond_the_vocabulary_are_refused(engine) -> None:
     with pytest.raises(ValueError, match="request 'mine': stop_ids has token id 1000000; the vocabulary is"):
         submit(engine.state, [request("mine", [1, 2, 3], GREEDY, stop_ids={10**6})])
 
 
+def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
     """The step takes blocks in which another prompt is still cached, writes to them, and raises."""
     engine = nva.load(folder, dtype="float32", n_blocks=4, block_size=4)
     first, other = list(range(10, 22)), list(range(30, 42))
@@ -434,6 +435,33 @@ BAD_PROMPTS = {
     "unknown key": ({"prompt": "x"}, "messages"),
     "no messages": ({"messages": []}, "messages"),
 }
+
+
+BAD_CALLS = {
+    "no prompt": ((None,), "prompts is None; give a str, a list of token ids, or .*, or a list of these"),
+    "a number": ((5,), "prompts is 5; give a str"),
+    "a generator": (((text for text in "ab"),), "prompts is <generator .*; give a str"),
+    "a set": (({"a"},), "prompts is {'a'}; give a str"),
+    "bytes": ((b"ab",), "prompts is b'ab'; give a str"),
+    "a matrix": ((np.ones((2, 3), int),), r"an array of shape \(2, 3\); give list\(array\) if each row is a prompt"),
+    "a message": (([{"role": "user", "content": "a"}],), 'is a message; give {"messages": \\[it\\]}'),
+    "params as a dict": (("a", {"temperature": 0}), r"params is {'temperature': 0}; give nva.SamplingParams\(...\)"),
+    "params as a number": (("a", 5), "params is 5; give nva.SamplingParams"),
+    "params of dicts": (("a", [{"temperature": 0}]), "give nva.SamplingParams"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_a_bad_call_is_refused(engine, arguments, message) -> None:
+    for answer in (nva.generate, nva.stream):
+        with pytest.raises(ValueError, match=message):
+            answer(engine, *arguments)
+
+
+def test_arrays_of_ids_are_prompts(engine) -> None:
+    rows = np.arange(6, dtype=np.int16).reshape(2, 3)
+    for prompts, lengths in ((rows[0], [3]), (list(rows), [3, 3]), ([rows[0], "Hello", [1]], [3, 1, 1])):
+        assert [answer.n_prompt_tokens for answer in nva.generate(engine, prompts, GREEDY)] == lengths
 
 
 @pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
