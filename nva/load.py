@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
 import torch
@@ -25,13 +25,15 @@ from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, reso
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.start import run_largest, self_check, warm_up
-from nva.state.checks import flag, whole
+from nva.state.checks import flag, knows_names, takes_fields_of, whole
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
-from nva.state.errors import check_names
 from nva.state.policy import POLICIES, Policy
 from nva.steps.sample import Filter, filter_gaps
 from nva.text import Detokenizer, Tokenizer, detokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 _OTHER_NAMES = {
@@ -65,6 +67,25 @@ def _bytes(value: int | str | None) -> int | None:
         raise ValueError(f'memory is {value!r}; give bytes, or a number with a unit, such as "4GiB"') from None
 
 
+class LoadOptions(TypedDict, total=False):
+    """The fields of Options, for the checkers of types."""
+
+    dtype: str
+    device: str
+    block_size: int | None
+    n_blocks: int | None
+    cache_memory: int | str | None
+    max_batched_tokens: int
+    max_rows: int
+    max_model_len: int | None
+    prefix_caching: bool
+    enforce_eager: bool
+    graph: str
+    policy: str | Policy
+    seed: int
+
+
+@knows_names("load()", _OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class Options:
     """How to load a model.
@@ -92,9 +113,7 @@ class Options:
     policy: Policy = attrs.field(default="fcfs", converter=_policy)
     seed: int = attrs.field(default=0, validator=whole(0))
 
-    def __init__(self, **options: Any) -> None:
-        check_names("load()", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
-        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue]
+    def __attrs_post_init__(self) -> None:
         if self.n_blocks is not None and self.cache_memory is not None:
             raise ValueError("n_blocks and cache_memory both size the cache; give one of them")
 
@@ -129,7 +148,8 @@ class Engine:
         )
 
 
-def load(model: str | Path | None = None, **options: Any) -> Engine:
+@takes_fields_of(Options)
+def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of `Options`.
 
     Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises ValueError for an

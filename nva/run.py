@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nva.answers import Completion, Event, TextDelta, Transcript, deliver, expect, forget, take_events, transcript
 from nva.forward import KV
 from nva.images import encode_prompt
-from nva.load import Engine, load
+from nva.load import Engine, LoadOptions, Options, load
+from nva.state.checks import takes_fields_of
 from nva.state.engine import check
 from nva.state.plan import Output
 from nva.state.request import Request, SamplingParams, request
@@ -29,11 +31,17 @@ from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
 from nva.text import PROMPT_FORMS, Prompt
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-def run(prompts: Prompts, params: Params = None, model: str | None = None, **options: Any) -> list[Completion]:
+@takes_fields_of(Options)
+def run(
+    prompts: Prompts, params: Params = None, model: str | Path | None = None, **options: Unpack[LoadOptions]
+) -> list[Completion]:
     """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate() and load()."""
     return generate(load(model, **options), prompts, params)
 

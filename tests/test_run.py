@@ -1,6 +1,7 @@
 """The user's calls on a tiny random model with a real tokenizer: what comes back, in what order, what is refused."""
 
 import importlib
+import inspect
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import nva
 from nva.answers import Answers
 from nva.forward import KV
-from nva.load import demo_folder
+from nva.load import LoadOptions, demo_folder
 from nva.state.engine import check, is_busy
 from nva.state.request import request
 from nva.steps.submit import submit
@@ -530,6 +531,17 @@ def test_unset_parameters_take_the_generation_config(folder, tmp_path) -> None:
 def test_bad_options_are_refused(folder, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         nva.load(folder, **options)
+
+
+def test_signatures_show_the_options() -> None:
+    names = [field.name for field in attrs.fields(nva.Options)]
+    assert list(inspect.signature(nva.Options).parameters) == list(LoadOptions.__annotations__) == names
+    assert list(inspect.signature(nva.load).parameters) == ["model", *names]
+    assert list(inspect.signature(nva.run).parameters) == ["prompts", "params", "model", *names]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(nva.__file__).parent / "py.typed").is_file()
 
 
 def test_a_name_that_is_no_model_is_refused(tmp_path) -> None:

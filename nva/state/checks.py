@@ -1,15 +1,24 @@
-"""Validators of what users write: each raises ValueError saying what was given and what is allowed."""
+"""Validators of what users write: each raises ValueError saying what was given and what is allowed.
+
+The law: what a record takes is said once, by its fields; checkers, help() and editors read it there.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import numpy as np
 
+from nva.state.errors import check_names
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
@@ -66,3 +75,36 @@ def flag(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{field.name} is {value!r}; give True or False")
+
+
+def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]], type[R]]:
+    """For a record of keywords alone: a name that it doesn't have is a ValueError that suggests one, as check_names()
+    does it. The signature stays that of its fields."""
+
+    def decorate(record: type[R]) -> type[R]:
+        init, fields = record.__init__, attrs.fields_dict(cast(Any, record))
+
+        @functools.wraps(init)
+        def checked(self: R, **options: Any) -> None:
+            check_names(owner, options, list(fields), elsewhere)
+            init(self, **options)
+
+        types = {name: field.type for name, field in fields.items() if init.__annotations__[name] in (Any, "Any")}
+        init.__annotations__.update(types)  # of the fields whose converter takes anything
+        record.__init__ = checked
+        return record
+
+    return decorate
+
+
+def takes_fields_of(record: type) -> Callable[[F], F]:
+    """Show inspect and help() the fields of a record where a function has **options that it makes the record of."""
+
+    def decorate(function: F) -> F:
+        shown = inspect.signature(function)
+        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        fields = inspect.signature(record).parameters.values()
+        cast(Any, function).__signature__ = shown.replace(parameters=[*own, *fields])
+        return function
+
+    return decorate

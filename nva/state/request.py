@@ -7,7 +7,7 @@ Read next: plan.py for what happens in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any, Literal, cast
 
@@ -15,9 +15,8 @@ import attrs
 import numpy as np
 from attrs.validators import optional
 
-from nva.state.checks import as_python, flag, is_number, is_whole, number, whole
+from nva.state.checks import as_python, flag, is_number, is_whole, knows_names, number, whole
 from nva.state.columns import Column, Int, array_field
-from nva.state.errors import check_names
 from nva.state.media import Media
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -49,8 +48,16 @@ _OTHER_NAMES = {
 }
 
 
-def _strings(value: Any) -> Any:
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _token_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return _as_tuple(value)
+
+
+def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> dict[int, float]:
+    return _as_dict(value)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -98,6 +105,7 @@ def _field(check: Any, default: Any = None, converter: Any = as_python) -> Any:
     return attrs.field(default=default, converter=converter, validator=optional(check) if default is None else check)
 
 
+@knows_names("SamplingParams", _OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How to choose tokens. Every field has a default; None means: the checkpoint's generation_config, then DEFAULTS.
@@ -123,7 +131,7 @@ class SamplingParams:
     max_tokens: int | None = _field(whole(1))
     min_tokens: int = _field(whole(0), 0)
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_as_tuple, validator=_check_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_ids, validator=_check_ids)
     ignore_eos: bool = attrs.field(default=False, validator=flag)
     seed: int | None = _field(whole(0, 2**64 - 1))
     n: int = _field(whole(1), 1)
@@ -133,11 +141,7 @@ class SamplingParams:
     presence_penalty: float = _field(number(-_MOST, _MOST), 0.0)
     frequency_penalty: float = _field(number(-_MOST, _MOST), 0.0)
     priority: float = _field(number(), 0.0)
-    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_as_dict, validator=_check_bias, hash=False)
-
-    def __init__(self, **options: Any) -> None:
-        check_names("SamplingParams", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
-        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_biases, validator=_check_bias, hash=False)
 
     def resolve(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
         """The same parameters with every unset field filled in, from `defaults` first."""

@@ -1,7 +1,9 @@
 """What a user may ask: bad values are refused with what was given and what is allowed, before anything else happens."""
 
+import inspect
 import math
 
+import attrs
 import numpy as np
 import pytest
 
@@ -45,6 +47,15 @@ def test_an_unknown_name_suggests_ours(name, ours) -> None:
         SamplingParams(**{name: 1})
     with pytest.raises(ValueError, match="known are temperature, top_k"):
         SamplingParams(zzzzzz=1)
+
+
+def test_the_signature_is_that_of_the_fields() -> None:
+    shown = inspect.signature(SamplingParams).parameters
+    assert list(shown) == [field.name for field in attrs.fields(SamplingParams)]
+    found = {name: (shown[name].annotation, shown[name].default) for name in ("temperature", "n", "stop")}
+    assert found["temperature"] == ("float | None", None)
+    assert found["n"] == ("int", 1)
+    assert found["stop"] == ("str | Iterable[str] | None", ())
 
 
 def test_spellings_of_elsewhere_are_taken() -> None:
