@@ -205,9 +205,10 @@ def bench_command(args: Mapping[str, Any]) -> None:
 
 
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
-    """The prompts typed, then those of the file: its lines that are not blank."""
+    """The prompts typed, then those of the file: its lines that are not blank. Only a newline ends a line, as form feeds
+    and such may be part of a prompt."""
     text = "" if file is None else sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    found = [*prompts, *(line for line in text.splitlines() if line.strip())]
+    found = [*prompts, *(line for line in text.split("\n") if line.strip())]
     if not found:
         raise ValueError('there is no prompt; give some, as in: nva run "What is the capital of France?"')
     return found

@@ -136,6 +136,12 @@ def test_prompts_come_from_a_file_too(calls, tmp_path, monkeypatch):
     assert calls.prompts == ["four"]
 
 
+def test_only_a_newline_ends_a_prompt_of_a_file(calls, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes("The sky is\x0cblue\r\nOne\u2028two\x1c\x85\n".encode())
+    assert cli.main(["run", "--raw", "--file", str(tmp_path / "prompts.txt")]) == 0
+    assert calls.prompts == ["The sky is\x0cblue", "One\u2028two\x1c\x85"]
+
+
 def test_answers_go_to_stdout_alone(calls, capsys):
     cli.main(["run", "one"])
     out, err = capsys.readouterr()
