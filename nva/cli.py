@@ -27,7 +27,7 @@ from nva.answers import Completion, TextDelta
 from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
 from nva.models.registry import FAMILIES, VERIFIED
-from nva.run import generate, stream
+from nva.run import completions, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
 from nva.text import Prompt
@@ -180,7 +180,7 @@ def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
 
 
 def run_command(args: Mapping[str, Any]) -> None:
-    """Answer one or more prompts, computed together, in order."""
+    """Answer one or more prompts, computed together, printed in order."""
     texts = read_prompts(args["prompts"], args["file"])
     unseen = [name for name in JSON_ONLY if name in args and not args["json"]]
     if unseen:
@@ -189,12 +189,36 @@ def run_command(args: Mapping[str, Any]) -> None:
     is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
     prompts = [as_prompt(text, args["system"], is_chat, args["image"] or ()) for text in texts]
     start = time.perf_counter()
-    completions = generate(engine, prompts, params, progress=not args["quiet"])
+    n_tokens = print_answers(texts, completions(engine, prompts, params, progress=not args["quiet"]), args["json"])
     if not args["quiet"]:
-        n_tokens = sum(len(sample.token_ids) for completion in completions for sample in completion.samples)
         say(speed(n_tokens, time.perf_counter() - start))
-    for text, completion in zip(texts, completions, strict=True):
-        print(as_json(text, completion) if args["json"] else as_text(text, completion, is_alone=len(texts) == 1))
+
+
+def print_answers(texts: Sequence[str], answers: Iterator[Completion], is_json: bool) -> int:
+    """Print each answer when those before it are there, at an interrupt those that are; return their tokens."""
+    is_alone, n_printed, n_tokens = len(texts) == 1, 0, 0
+    waiting: dict[int, str] = {}
+    try:
+        for answer in answers:
+            text = texts[answer.index]
+            waiting[answer.index] = as_json(text, answer) if is_json else as_text(text, answer, is_alone)
+            n_tokens += sum(len(sample.token_ids) for sample in answer.samples)
+            while n_printed in waiting:
+                print_beside_bar(waiting[n_printed])
+                del waiting[n_printed]
+                n_printed += 1
+    finally:
+        for index in sorted(waiting):
+            print_beside_bar(waiting[index])
+    return n_tokens
+
+
+def print_beside_bar(text: str) -> None:
+    """Print a line at once, where a progress bar may be on the same terminal."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        print(text, flush=True)
 
 
 def bench_command(args: Mapping[str, Any]) -> None:
@@ -205,8 +229,8 @@ def bench_command(args: Mapping[str, Any]) -> None:
 
 
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
-    """The prompts typed, then those of the file: its lines that are not blank. Only a newline ends a line, as form feeds
-    and such may be part of a prompt."""
+    """The prompts typed, then those of the file: its lines that are not blank. Only a newline ends a line, as form
+    feeds and such may be part of a prompt."""
     text = "" if file is None else sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     found = [*prompts, *(line for line in text.split("\n") if line.strip())]
     if not found:

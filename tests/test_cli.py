@@ -37,9 +37,9 @@ def calls(monkeypatch):
         asked.loads.append((model, options))
         return asked.engine
 
-    def generate(engine, prompts, params, progress):
+    def completions(engine, prompts, params, progress):
         asked.prompts, asked.params, asked.progress = prompts, params, progress
-        return [completion(index, ("Hi.",) * params.n) for index in range(len(prompts))]
+        return iter([completion(index, ("Hi.",) * params.n) for index in range(len(prompts))])
 
     def stream(engine, prompt, params):
         asked.prompts.append(prompt)
@@ -50,7 +50,7 @@ def calls(monkeypatch):
         finally:
             asked.closed += 1
 
-    for function in (load, generate, stream):
+    for function in (load, completions, stream):
         monkeypatch.setattr(cli, function.__name__, function)
     return asked
 
@@ -271,8 +271,24 @@ def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
 
 
 def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
-    monkeypatch.setattr(cli, "generate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert cli.main(["run", "x"]) == 130
+
+
+@pytest.mark.parametrize("form", [["--raw"], ["--json"]])
+def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(calls, capsys, monkeypatch, form):
+    seen = []
+
+    def completions(*_, **__):
+        for index in (1, 0, 3):
+            yield completion(index, (f"Answer {index}",))
+            seen.append(capsys.readouterr().out.count("Answer"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "completions", completions)
+    assert cli.main(["run", "a", "b", "c", "d", "--quiet", *form]) == 130
+    assert seen == [0, 2, 0]
+    assert capsys.readouterr().out.count("Answer 3") == 1
 
 
 def test_images_come_before_the_question(calls):
