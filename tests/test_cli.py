@@ -127,6 +127,18 @@ def test_a_prompt_is_a_question_where_the_model_can_chat(calls):
     assert calls.prompts == [question]
 
 
+def test_template_options_go_with_the_messages(calls, monkeypatch):
+    typed = ["a=false", "b=True", "c=3", "d=x=y", 'e=["f"]']
+    flags = [part for option in typed for part in ("--template-option", option)]
+    options = {"a": False, "b": True, "c": 3, "d": "x=y", "e": ["f"]}
+    assert cli.main(["run", "Hello", *flags]) == 0
+    assert calls.prompts == [{"messages": [{"role": "user", "content": "Hello"}], "template_options": options}]
+    type_lines(monkeypatch, "one", "two")
+    calls.prompts = []
+    assert cli.main(["chat", *flags]) == 0
+    assert [prompt["template_options"] for prompt in calls.prompts] == [options, options]
+
+
 def test_prompts_come_from_a_file_too(calls, tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("two\n\nthrée\n", encoding="utf-8")
     assert cli.main(["run", "one", "--raw", "--file", str(tmp_path / "prompts.txt")]) == 0
@@ -174,6 +186,8 @@ MISTAKES = {
     "run x --logprobs 2": "logprobs can be seen with --json only",
     "run x --file no/such/file": "No such file or directory: 'no/such/file'",
     "run x --raw --system s": "--system needs a chat template",
+    "run x --template-option thinking": "--template-option is 'thinking'; give NAME=VALUE",
+    "run x --raw --template-option a=1": "--template-option needs a chat template",
     "chat --model no/such/folder": "there is no folder no/such/folder",
     "run x --policy fastest": "policy is 'fastest'; choose one of fcfs",
     "run x --n-blocks 4 --cache-memory 1GiB": "n_blocks and cache_memory both size the cache",
