@@ -13,9 +13,10 @@ import sys
 if sys.argv[1:2] == ["doctor"]:  # it must run where torch_npu can't be loaded, which torch would do by itself
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
+from nva.answers import Completion, Sample, TextDelta
 from nva.load import Engine, Options, load
 from nva.models.registry import register
-from nva.run import Completion, Sample, TextDelta, generate, run, step, stream
+from nva.run import generate, run, step, stream
 from nva.state.config import Limits
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError

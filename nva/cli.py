@@ -23,10 +23,11 @@ from typing import Any
 import attrs
 
 from nva import __version__
+from nva.answers import Completion, TextDelta
 from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
 from nva.models.registry import FAMILIES, VERIFIED
-from nva.run import Completion, TextDelta, generate, stream
+from nva.run import completions, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
 from nva.text import Prompt
@@ -124,6 +125,12 @@ def add_common(command: argparse.ArgumentParser, function: Any, sampling: Mappin
     command.set_defaults(command=function)
     command.add_argument("--model", help="checkpoint folder or hub id (by default $NVA_MODEL, else the demo model)")
     command.add_argument("--system", metavar="TEXT", help="a first message that tells a chat model how to behave")
+    command.add_argument(
+        "--template-option",
+        metavar="NAME=VALUE",
+        action="append",
+        help="set a variable of the chat template, such as enable_thinking=false; may be given again",
+    )
     given = "what is not given is the checkpoint's generation_config, else as in parentheses"
     add_flags(command.add_argument_group("how to answer", given), SamplingParams, sampling)
     add_flags(command.add_argument_group("how to load the model"), Options, LOADING)
@@ -157,6 +164,25 @@ def bias(text: str) -> tuple[int | float | str, int | float | str]:
     return number(token), number(added)
 
 
+def template_options(args: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes into a prompt beside its messages: the variables typed for the chat template, as JSON where they are.
+
+    Raises ValueError for one that has no value.
+    """
+    pairs = [option.partition("=") for option in args["template_option"] or ()]
+    for name, sign, _ in pairs:
+        if not name or not sign:
+            raise ValueError(f"--template-option is {name + sign!r}; give NAME=VALUE, such as enable_thinking=false")
+    return {"template_options": {name: json_or_text(value) for name, _, value in pairs}} if pairs else {}
+
+
+def json_or_text(text: str) -> Any:
+    """The value that a text is in JSON, or as Python prints it, else the text."""
+    with suppress(ValueError):
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    return text
+
+
 READINGS: dict[Any, dict[str, Any]] = {
     str: {"metavar": "NAME"},
     Policy: {"metavar": "NAME"},
@@ -179,21 +205,46 @@ def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
 
 
 def run_command(args: Mapping[str, Any]) -> None:
-    """Answer one or more prompts, computed together, in order."""
+    """Answer one or more prompts, computed together, printed in order."""
     texts = read_prompts(args["prompts"], args["file"])
     unseen = [name for name in JSON_ONLY if name in args and not args["json"]]
     if unseen:
         raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
+    options = template_options(args)
     engine, params = open_engine(args)
     is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
-    prompts = [as_prompt(text, args["system"], is_chat, args["image"] or ()) for text in texts]
+    prompts = [as_prompt(text, args["system"], is_chat, args["image"] or (), options) for text in texts]
     start = time.perf_counter()
-    completions = generate(engine, prompts, params, progress=not args["quiet"])
+    n_tokens = print_answers(texts, completions(engine, prompts, params, progress=not args["quiet"]), args["json"])
     if not args["quiet"]:
-        n_tokens = sum(len(sample.token_ids) for completion in completions for sample in completion.samples)
         say(speed(n_tokens, time.perf_counter() - start))
-    for text, completion in zip(texts, completions, strict=True):
-        print(as_json(text, completion) if args["json"] else as_text(text, completion, is_alone=len(texts) == 1))
+
+
+def print_answers(texts: Sequence[str], answers: Iterator[Completion], is_json: bool) -> int:
+    """Print each answer when those before it are there, at an interrupt those that are; return their tokens."""
+    is_alone, n_printed, n_tokens = len(texts) == 1, 0, 0
+    waiting: dict[int, str] = {}
+    try:
+        for answer in answers:
+            text = texts[answer.index]
+            waiting[answer.index] = as_json(text, answer) if is_json else as_text(text, answer, is_alone)
+            n_tokens += sum(len(sample.token_ids) for sample in answer.samples)
+            while n_printed in waiting:
+                print_beside_bar(waiting[n_printed])
+                del waiting[n_printed]
+                n_printed += 1
+    finally:
+        for index in sorted(waiting):
+            print_beside_bar(waiting[index])
+    return n_tokens
+
+
+def print_beside_bar(text: str) -> None:
+    """Print a line at once, where a progress bar may be on the same terminal."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        print(text, flush=True)
 
 
 def bench_command(args: Mapping[str, Any]) -> None:
@@ -204,9 +255,10 @@ def bench_command(args: Mapping[str, Any]) -> None:
 
 
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
-    """The prompts typed, then those of the file: its lines that are not blank."""
+    """The prompts typed, then those of the file: its lines that are not blank. Only a newline ends a line, as form
+    feeds and such may be part of a prompt."""
     text = "" if file is None else sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    found = [*prompts, *(line for line in text.splitlines() if line.strip())]
+    found = [*prompts, *(line for line in text.split("\n") if line.strip())]
     if not found:
         raise ValueError('there is no prompt; give some, as in: nva run "What is the capital of France?"')
     return found
@@ -217,13 +269,16 @@ def has_chat_template(engine: Engine) -> bool:
     return engine.tokenizer is not None and bool(engine.tokenizer.chat_template)
 
 
-def as_prompt(text: str, system: str | None, is_chat: bool, images: Sequence[str] = ()) -> Prompt:
+def as_prompt(
+    text: str, system: str | None, is_chat: bool, images: Sequence[str], options: Mapping[str, Any]
+) -> Prompt:
     """A question to a chat model, perhaps about images, or text to continue."""
     if is_chat:
         shown = [{"type": "image", "image": path} for path in images]
         content = [*shown, {"type": "text", "text": text}] if shown else text
-        return {"messages": [*opening(system), {"role": "user", "content": content}]}
-    for flag in [name for name, given in (("--system", system is not None), ("--image", images)) if given]:
+        return {"messages": [*opening(system), {"role": "user", "content": content}], **options}
+    chat_only = {"--system": system is not None, "--image": images, "--template-option": options}
+    for flag in [name for name, given in chat_only.items() if given]:
         raise ValueError(f"{flag} needs a chat template, which --raw and some checkpoints do without; leave it out")
     return text
 
@@ -258,6 +313,7 @@ def speed(n_tokens: int, seconds: float) -> str:
 
 def chat_command(args: Mapping[str, Any]) -> None:
     """Talk with a model: it is asked with all that was said before, which the prefix cache still holds."""
+    options = template_options(args)
     engine, params = open_engine(args)
     with suppress(ImportError):  # where there is none, lines are typed without editing and history
         import readline  # noqa: F401 - input() uses it once it is there
@@ -269,7 +325,7 @@ def chat_command(args: Mapping[str, Any]) -> None:
         elif line.startswith("/"):
             say(f"there is no command {line}; known are /reset and /exit")
         else:
-            said = answer(engine, said, line, params)
+            said = answer(engine, said, line, params, options)
 
 
 def models_command(args: Mapping[str, Any]) -> None:
@@ -293,14 +349,16 @@ def typed_lines() -> Iterator[str]:
             yield line
 
 
-def answer(engine: Engine, said: list[dict[str, str]], line: str, params: SamplingParams) -> list[dict[str, str]]:
+def answer(
+    engine: Engine, said: list[dict[str, str]], line: str, params: SamplingParams, options: Mapping[str, Any]
+) -> list[dict[str, str]]:
     """Answer a line, showing the text as it comes, and return the conversation with both.
 
     A line that can't be answered is reported and forgotten; an answer cut short stays as far as it was shown.
     """
     asked = [*said, message("user", line)]
     try:
-        with ctrl_c() as pressed, closing(stream(engine, {"messages": asked}, params)) as events:
+        with ctrl_c() as pressed, closing(stream(engine, {"messages": asked, **options}, params)) as events:
             text = show(events, pressed, engine.state.limits.max_model_len)
     except ValueError as error:
         say(f"nva: {error}" + ("; what was said before counts too, and /reset forgets it" if said else ""))

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
 import torch
 from attrs.validators import optional
 
+from nva.answers import Answers
 from nva.forward import KV, Forward, empty_kv, make_forward
 from nva.images import ImageReader, largest_image
 from nva.kernels import GRAPHS, Kernels, backend, place
@@ -24,13 +26,15 @@ from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, reso
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.start import run_largest, self_check, warm_up
-from nva.state.checks import flag, whole
+from nva.state.checks import flag, knows_names, takes_fields_of, whole
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
-from nva.state.errors import check_names
 from nva.state.policy import POLICIES, Policy
 from nva.steps.sample import Filter, filter_gaps
 from nva.text import Detokenizer, Tokenizer, detokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 _OTHER_NAMES = {
@@ -73,6 +77,25 @@ def _graph(_: object, field: attrs.Attribute[str], value: str) -> None:
 _SIZE = whole(1, _INT32_MAX)
 
 
+class LoadOptions(TypedDict, total=False):
+    """The fields of Options, for the checkers of types."""
+
+    dtype: str
+    device: str
+    block_size: int | None
+    n_blocks: int | None
+    cache_memory: int | str | None
+    max_batched_tokens: int
+    max_rows: int
+    max_model_len: int | None
+    prefix_caching: bool
+    enforce_eager: bool
+    graph: str
+    policy: str | Policy
+    seed: int
+
+
+@knows_names("load()", _OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class Options:
     """How to load a model.
@@ -100,9 +123,7 @@ class Options:
     policy: Policy = attrs.field(default="fcfs", converter=_policy)
     seed: int = attrs.field(default=0, validator=whole(0))
 
-    def __init__(self, **options: Any) -> None:
-        check_names("load()", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
-        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue]
+    def __attrs_post_init__(self) -> None:
         if self.n_blocks is not None and self.cache_memory is not None:
             raise ValueError("n_blocks and cache_memory both size the cache; give one of them")
         if self.enforce_eager and self.graph not in ("auto", "eager"):
@@ -126,7 +147,10 @@ class Engine:
     eos_ids: frozenset[int]  # union of config, generation_config and tokenizer
     defaults: Mapping[str, Any]  # of SamplingParams, from generation_config
     n_requests: int = 0
-    transcripts: dict[int | str, Any] = attrs.field(factory=dict)  # of the requests in flight, by id; see run.py
+    answers: Answers = attrs.field(factory=Answers)  # to the requests in flight
+    lock: Any = attrs.field(factory=threading.RLock, init=False)  # held by whoever reads or replaces the fields here
+    stepping: Any = attrs.field(factory=threading.Lock, init=False)  # held within a step
+    closed: list[Collection[int | str]] = attrs.field(factory=list, init=False)  # ids of streams, to be aborted
 
     def __repr__(self) -> str:
         rows, blocks = self.state.rows, self.state.blocks
@@ -136,7 +160,8 @@ class Engine:
         )
 
 
-def load(model: str | Path | None = None, **options: Any) -> Engine:
+@takes_fields_of(Options)
+def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of `Options`.
 
     Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises ValueError for an
@@ -174,7 +199,7 @@ def load(model: str | Path | None = None, **options: Any) -> Engine:
         tokenizer=tokenizer,
         reader=reader,
         detokenizer=detokenizer(tokenizer),
-        eos_ids=checkpoint.eos_ids | _eos_ids(tokenizer),
+        eos_ids=frozenset(id_ for id_ in checkpoint.eos_ids | _eos_ids(tokenizer) if id_ < spec.vocab_size),
         defaults=_defaults(checkpoint.generation_config),
     )
 

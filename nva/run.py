@@ -1,76 +1,47 @@
 """Prompts in, text out: the engine's one loop with a tokenizer on both ends.
 
 `step` is that loop's body; `stream` turns it for as long as its own requests are unanswered, `generate` collects a
-stream, `run` loads a model first. The law: each request is answered once, in full, whatever else the engine serves.
-Read next: steps/schedule.py, where a step begins; load.py makes the Engine.
+stream, `run` loads a model first. The law: each request is answered once, in full, whatever else the engine serves,
+whoever calls for its steps, and wherever one is interrupted.
+Read next: steps/schedule.py, where a step begins; answers.py, where it ends; load.py makes the Engine.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import attrs
+import numpy as np
 
+from nva.answers import Completion, Event, TextDelta, Transcript, deliver, expect, forget, take_events, transcript
 from nva.forward import KV
 from nva.images import encode_prompt
-from nva.load import Engine, load
+from nva.load import Engine, LoadOptions, Options, load
+from nva.state.checks import takes_fields_of
 from nva.state.engine import check
-from nva.state.plan import Output, TokenLogprobs
-from nva.state.request import Finished, FinishReason, Request, SamplingParams, request
-from nva.steps.commit import abort, commit, stop
+from nva.state.plan import Output
+from nva.state.request import Request, SamplingParams, request
+from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
-from nva.text import Prompt, TextStream, finish, read, text_stream
+from nva.text import PROMPT_FORMS, Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-@attrs.frozen(kw_only=True)
-class TextDelta:
-    """An increment of one sample: the text and token ids that are new. Text may lag behind the ids."""
-
-    index: int  # of the prompt
-    sample: int
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Sample:
-    """One finished answer. Its text ends before a stop string or stop token; its token_ids include what was drawn."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stopped_by: int | str | None  # the token id or string that ended it
-    logprobs: tuple[TokenLogprobs, ...] | None  # one per token id, if asked for
-
-
-@attrs.frozen(kw_only=True)
-class Completion:
-    """The answer to one prompt. The properties are those of its first sample."""
-
-    index: int
-    prompt_token_ids: tuple[int, ...]
-    n_cached_tokens: int  # prompt tokens that the prefix cache had
-    samples: tuple[Sample, ...]  # one per n
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, None for the first, if asked for
-
-    n_prompt_tokens = property(lambda self: len(self.prompt_token_ids))
-    text = property(lambda self: self.samples[0].text)
-    token_ids = property(lambda self: self.samples[0].token_ids)
-    finish_reason = property(lambda self: self.samples[0].finish_reason)
-    stopped_by = property(lambda self: self.samples[0].stopped_by)
-    logprobs = property(lambda self: self.samples[0].logprobs)
-
-
-def run(prompts: Prompts, params: Params = None, model: str | None = None, **options: Any) -> list[Completion]:
+@takes_fields_of(Options)
+def run(
+    prompts: Prompts, params: Params = None, model: str | Path | None = None, **options: Unpack[LoadOptions]
+) -> list[Completion]:
     """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate() and load()."""
     return generate(load(model, **options), prompts, params)
 
@@ -79,162 +50,117 @@ def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: 
     """One Completion per prompt, in order. `progress` shows a bar and tokens/s on stderr.
 
     A prompt is a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]} for the checkpoint's
-    chat template; for a model that sees, content may be a list of {"type": "text", "text": ...} and {"type": "image",
-    "image": path or PIL image}. params: one record for all prompts or one for each; unset fields take the checkpoint's
-    generation_config. Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
+    chat template, to which chat.py says what else can be given: tools, options, an answer to continue. For a model that
+    sees, content may be a list of {"type": "text", "text": ...} and {"type": "image", "image": path or PIL image}.
+    params: one record for all prompts or one for each; unset fields take the checkpoint's generation_config.
+    Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
     """
-    found: dict[int, Completion] = {}
-    events = stream(engine, prompts, params)
-    for event in _with_progress(events, len(_listed(prompts))) if progress else events:
-        if isinstance(event, Completion):
-            found[event.index] = event
-    return [found[index] for index in sorted(found)]
+    listed = list(completions(engine, prompts, params, progress))
+    return sorted(listed, key=lambda completion: completion.index)
 
 
-def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[TextDelta | Completion]:
+def completions(
+    engine: Engine, prompts: Prompts, params: Params = None, progress: bool = False
+) -> Generator[Completion]:
+    """What generate() collects: the Completions, each as soon as it is there."""
+    with closing(stream(engine, prompts, params)) as events:
+        for event in _with_progress(events, len(_listed(prompts))) if progress else events:
+            if isinstance(event, Completion):
+                yield event
+
+
+def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[Event]:
     """Increments of every sample as they come, and each prompt's Completion at its end.
 
     Bad input raises at the call, as in generate(); the prompts are queued when the first event is read. Closing the
-    iterator early aborts what is unanswered. Several streams of one engine may be read in turn: a step serves all.
+    iterator early aborts what is unanswered. Several streams of one engine may be read in turn, and by several threads,
+    each its own: a step serves all.
     """
-    requests = _requests(engine, prompts, params)
-    submit(engine.state, requests)  # raises what queueing them would raise
-    engine.n_requests += len(requests)
-    streams = [_text_streams(engine, found) for found in requests]
-    return _events(
-        engine,
-        [Transcript(request=r, index=i, streams=s) for i, (r, s) in enumerate(zip(requests, streams, strict=True))],
-    )
+    with engine.lock:
+        requests = _requests(engine, prompts, params)
+        submit(engine.state, requests)  # raises what queueing them would raise
+        engine.n_requests += len(requests)
+    transcripts = [transcript(request, index, engine.detokenizer) for index, request in enumerate(requests)]
+    return _events(engine, transcripts)
 
 
 def step(engine: Engine) -> Output:
-    """One step of the engine, all of it. If it raises, the engine can go on from where it was before.
+    """One step of the engine, all of it, its tokens told to the streams that wait for them. Any thread may call it.
 
-    That holds wherever an interrupt falls, between the forward's return and the assignment of its handle as well.
+    If it raises, nothing was told, and the engine can go on from where it was before. That holds wherever an interrupt
+    falls, between the forward's return and the assignment of its handle as well.
     """
-    before, caches = engine.state, engine.kv.layers
+    with engine.lock:
+        if engine.stepping.locked():
+            raise RuntimeError(
+                "this thread is within a step of the engine already; a signal handler can't take another"
+            )
+        try:
+            with engine.stepping:
+                return _step(engine)
+        finally:
+            _sweep(engine)
+
+
+def _step(engine: Engine) -> Output:
+    before, answers, caches = engine.state, engine.answers, engine.kv.layers
     state, plan = schedule(before)  # who runs, how many tokens, which blocks
     batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
     try:
         logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
         sampled = sample(logits, draw, engine.filter)
-        engine.state, output = commit(state, plan, sampled)  # rows finish, blocks return
+        state, output = commit(state, plan, sampled)  # rows finish, blocks return
+        engine.state, engine.answers = deliver(state, answers, output)
     except BaseException:
-        engine.kv, engine.state = KV(caches), withdraw(before, plan, batch)
+        engine.kv, engine.state, engine.answers = KV(caches), withdraw(before, plan, batch), answers
         raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)
     return output
 
 
-@attrs.define(kw_only=True)
-class Transcript:
-    """What a request has been answered so far, and the events that its stream has yet to read. Lists are per sample."""
-
-    request: Request
-    index: int  # of the prompt in its call
-    streams: list[TextStream]
-    texts: list[str] = attrs.field(init=False)
-    logprobs: list[list[TokenLogprobs]] = attrs.field(init=False)
-    scores: dict[int, TokenLogprobs] = attrs.field(init=False, factory=dict)  # by prompt position
-    finished: dict[int, Finished] = attrs.field(init=False, factory=dict)  # by sample
-    events: deque[TextDelta | Completion] = attrs.field(init=False, factory=deque)
-
-    def __attrs_post_init__(self) -> None:
-        self.texts, self.logprobs = [""] * len(self.streams), [[] for _ in self.streams]
-
-    @property
-    def is_answered(self) -> bool:
-        return len(self.finished) == self.request.params.n
-
-
-def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[TextDelta | Completion]:
+def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[Event]:
     """Queue the requests, step until all are answered, and pass their events on; at the end none is in flight."""
-    ids = [transcript.request.id for transcript in transcripts]
+    ids = {each.request.id for each in transcripts}
+    n_open = len(ids)
     try:
-        engine.state = submit(engine.state, [transcript.request for transcript in transcripts])
-        engine.transcripts.update(zip(ids, transcripts, strict=True))
-        while True:
-            for transcript in transcripts:
-                while transcript.events:
-                    yield transcript.events.popleft()
-            if all(transcript.is_answered for transcript in transcripts):
-                return
-            _deliver(engine, step(engine))
+        with engine.lock:
+            engine.state = submit(engine.state, [each.request for each in transcripts])
+            engine.answers = expect(engine.answers, transcripts)
+        while n_open:
+            for event in _next_events(engine, ids):
+                n_open -= isinstance(event, Completion)
+                yield event
     finally:
-        engine.state, _ = abort(engine.state, ids)
-        for id_ in ids:
-            engine.transcripts.pop(id_, None)
+        engine.closed.append(ids)
+        with engine.lock:
+            _sweep(engine)
 
 
-def _deliver(engine: Engine, output: Output) -> None:
-    """Write a step's output into the transcripts, and end the samples whose text holds a stop string."""
-    for found, position, logprobs in output.scores:
-        engine.transcripts[found.id].scores[position] = logprobs
-    stopped = {(found.request.id, found.sample) for found in output.finished if found.reason == "stop"}
-    tokens = zip(output.requests, output.samples.tolist(), output.tokens.tolist(), output.logprobs, strict=True)
-    for found, number, token, logprobs in tokens:
-        transcript = engine.transcripts[found.id]
-        transcript.logprobs[number] += [logprobs] if logprobs is not None else []
-        _write(transcript, number, token, has_text=(found.id, number) not in stopped)
-    finished = list(output.finished)
-    for found, number in zip(output.requests, output.samples.tolist(), strict=True):
-        stopped_by = engine.transcripts[found.id].streams[number].stopped_by
-        if stopped_by is not None:
-            engine.state, ended = stop(engine.state, found.id, number, stopped_by)
-            finished += [ended] if ended is not None else []  # None if its last token ended it too
-    for ended in finished:
-        _close(engine.transcripts[ended.request.id], ended)
+def _next_events(engine: Engine, ids: Collection[int]) -> list[Event]:
+    """What these requests were told, by another's step or by one now; perhaps nothing yet."""
+    with engine.lock:
+        if engine.answers.events.keys().isdisjoint(ids):
+            step(engine)
+        engine.answers, events = take_events(engine.answers, ids)
+        return events
 
 
-def _write(transcript: Transcript, number: int, token: int, has_text: bool) -> None:
-    """Add a token to a sample; one that stops it has no text."""
-    text = ""
-    if has_text:
-        transcript.streams[number], text = read(transcript.streams[number], [token])
-        transcript.texts[number] += text
-    transcript.events.append(TextDelta(index=transcript.index, sample=number, text=text, token_ids=(token,)))
-
-
-def _close(transcript: Transcript, finished: Finished) -> None:
-    """A sample ended: the text held back is due, and with the last sample the request's Completion."""
-    number = finished.sample
-    transcript.finished[number] = finished
-    transcript.streams[number], text = finish(transcript.streams[number])
-    if text:
-        transcript.texts[number] += text
-        transcript.events.append(TextDelta(index=transcript.index, sample=number, text=text, token_ids=()))
-    if transcript.is_answered:
-        transcript.events.append(_completion(transcript))
-
-
-def _completion(transcript: Transcript) -> Completion:
-    prompt, params = tuple(transcript.request.prompt.tolist()), transcript.request.params
-    scores = [transcript.scores.get(position) for position in range(len(prompt))]
-    return Completion(
-        index=transcript.index,
-        prompt_token_ids=prompt,
-        n_cached_tokens=transcript.finished[0].n_cached,
-        samples=tuple(_sample(transcript, number) for number in range(params.n)),
-        prompt_logprobs=None if params.prompt_logprobs is None else tuple(scores),
-    )
-
-
-def _sample(transcript: Transcript, number: int) -> Sample:
-    finished, stopped_by = transcript.finished[number], transcript.streams[number].stopped_by
-    return Sample(
-        text=transcript.texts[number],
-        token_ids=finished.token_ids,
-        finish_reason="stop" if stopped_by is not None else finished.reason,
-        stopped_by=stopped_by if stopped_by is not None else finished.stopped_by,
-        logprobs=None if transcript.request.params.logprobs is None else tuple(transcript.logprobs[number]),
-    )
+def _sweep(engine: Engine) -> None:
+    """End the requests of the streams that were closed. Not within a step, where the garbage collector may close some:
+    the state that it ends with would have them again."""
+    while engine.closed and not engine.stepping.locked():
+        ids = engine.closed[0]
+        engine.state, engine.answers = abort(engine.state, ids)[0], forget(engine.answers, ids)
+        engine.closed.remove(ids)
 
 
 def _requests(engine: Engine, prompts: Prompts, params: Params) -> list[Request]:
     """The prompts as requests, all valid; ids continue the engine's count."""
     listed = _listed(prompts)
-    each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+    each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else params
+    if not isinstance(each, Sequence) or not all(found is None or isinstance(found, SamplingParams) for found in each):
+        raise ValueError(f"params is {params!r:.80}; give nva.SamplingParams(...), or a list of one for each prompt")
     if len(each) != len(listed):
         raise ValueError(f"{len(listed)} prompts came with {len(each)} params; give one record, or one per prompt")
     return [_request(engine, number, *pair) for number, pair in enumerate(zip(listed, each, strict=True))]
@@ -250,20 +176,20 @@ def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams
     return request(engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids), media=media)
 
 
-def _text_streams(engine: Engine, found: Request) -> list[TextStream]:
-    return [text_stream(engine.detokenizer, found.params.stop, found.params.min_tokens) for _ in range(found.params.n)]
-
-
 def _listed(prompts: Prompts) -> list[Prompt]:
     """A list of prompts, where one alone may have been given. A list of whole numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)) or (
-        len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence))
-    ):
-        return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the test above
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (bytes, bytearray)):
+        raise ValueError(f"prompts is {prompts!r:.80}; give {PROMPT_FORMS}, or a list of these")
+    if isinstance(prompts, np.ndarray) and prompts.ndim != 1:
+        raise ValueError(f"prompts is an array of shape {prompts.shape}; give list(array) if each row is a prompt")
+    if len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence, np.ndarray)):
+        return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the tests above
     return list(prompts)  # pyright: ignore[reportReturnType]
 
 
-def _with_progress(events: Iterator[TextDelta | Completion], n: int) -> Iterator[TextDelta | Completion]:
+def _with_progress(events: Iterator[Event], n: int) -> Iterator[Event]:
     """The events, with a bar on stderr that counts answered prompts and tokens per second."""
     from tqdm import tqdm
 

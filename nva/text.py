@@ -18,13 +18,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from nva.chat import Tokenizer, check_text, encode_messages
 from nva.state.columns import evolve
 
-Tokenizer = Any
-"""A tokenizer of transformers; its type is not named here, because importing transformers takes seconds."""
-
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}; see images.py for content that is a list."""
+"""Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}; see chat.py for what else it may have."""
+
+PROMPT_FORMS = 'a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]}'
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 REPLACEMENT = "\ufffd"
@@ -83,73 +83,14 @@ def encode_text(tokenizer: Tokenizer | None, text: str) -> list[int]:
     return list(tokenizer.encode(check_text(text))) if text else []
 
 
-def encode_messages(tokenizer: Tokenizer | None, prompt: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation, up to where the assistant's answer begins."""
-    messages = check_messages(prompt)
-    if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError("the checkpoint has no tokenizer with a chat template; give a str or token ids, not messages")
-    from jinja2 import TemplateError
-
-    try:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    except TemplateError as error:
-        raise ValueError(f"the checkpoint's chat template refuses these messages: {error}") from error
-
-
 def check_ids(prompt: object) -> list[int]:
     """A prompt that is neither text nor messages, as a list of ids. Their upper bound is the engine's to check."""
     if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray)):
-        raise ValueError(f'the prompt is {prompt!r:.80}; give a str, a list of token ids, or {{"messages": [...]}}')
+        raise ValueError(f"the prompt is {prompt!r:.80}; give {PROMPT_FORMS}")
     for token in prompt:
         if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
             raise ValueError(f"the prompt holds {token!r:.80}; give token ids, whole numbers of 0 or more")
     return [int(token) for token in prompt]
-
-
-def check_messages(prompt: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a prompt. Nothing else is read from one, so nothing else may be there.
-
-    Content is text, or a list of parts; those that are text alone are joined, so that every template takes them.
-    """
-    if set(prompt) != {"messages"} or not isinstance(prompt["messages"], Sequence) or not prompt["messages"]:
-        raise ValueError(f'the prompt is {prompt!r:.80}; the one key allowed is "messages", a list of at least one')
-    for message in prompt["messages"]:
-        is_message = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not is_message or not isinstance(message["role"], str):
-            raise ValueError(f'a message is {message!r:.80}; give {{"role": str, "content": str or list of parts}}')
-    return [{"role": message["role"], "content": check_content(message["content"])} for message in prompt["messages"]]
-
-
-def check_content(content: object) -> str | list[dict[str, str]]:
-    """The content of a message for a chat template, which has no use for what an image shows."""
-    if isinstance(content, str):
-        return check_text(content)
-    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
-        raise ValueError(f"the content of a message is {content!r:.80}; give a str or a list of parts")
-    parts = [check_part(part) for part in content]
-    if any(part["type"] == "image" for part in parts):
-        return parts
-    return "".join(part["text"] for part in parts)
-
-
-def check_part(part: Any) -> dict[str, str]:
-    """A part of a message's content: text or an image."""
-    kind = part.get("type") if isinstance(part, Mapping) and set(part) == {"type", part.get("type")} else None
-    if kind == "image":
-        return {"type": kind}
-    if kind == "text" and isinstance(part[kind], str):
-        return {"type": kind, kind: check_text(part[kind])}
-    forms = '{"type": "text", "text": str} or {"type": "image", "image": path or PIL image}'
-    raise ValueError(f"a part of a message is {part!r:.80}; give {forms}")
-
-
-def check_text(text: str) -> str:
-    """The text, if it is Unicode: half of a surrogate pair, as broken input leaves behind, has no encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the prompt {text!r:.80} is not valid Unicode: {error.reason} at {error.start}") from error
-    return text
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from nva import cli
+from nva.answers import Completion, Sample, TextDelta
 from nva.load import Options
-from nva.run import Completion, Sample, TextDelta
 from nva.state.request import SamplingParams
 
 
@@ -38,9 +38,9 @@ def calls(monkeypatch):
         asked.loads.append((model, options))
         return asked.engine
 
-    def generate(engine, prompts, params, progress):
+    def completions(engine, prompts, params, progress):
         asked.prompts, asked.params, asked.progress = prompts, params, progress
-        return [completion(index, ("Hi.",) * params.n) for index in range(len(prompts))]
+        return iter([completion(index, ("Hi.",) * params.n) for index in range(len(prompts))])
 
     def stream(engine, prompt, params):
         asked.prompts.append(prompt)
@@ -51,7 +51,7 @@ def calls(monkeypatch):
         finally:
             asked.closed += 1
 
-    for function in (load, generate, stream):
+    for function in (load, completions, stream):
         monkeypatch.setattr(cli, function.__name__, function)
     return asked
 
@@ -128,6 +128,18 @@ def test_a_prompt_is_a_question_where_the_model_can_chat(calls):
     assert calls.prompts == [question]
 
 
+def test_template_options_go_with_the_messages(calls, monkeypatch):
+    typed = ["a=false", "b=True", "c=3", "d=x=y", 'e=["f"]']
+    flags = [part for option in typed for part in ("--template-option", option)]
+    options = {"a": False, "b": True, "c": 3, "d": "x=y", "e": ["f"]}
+    assert cli.main(["run", "Hello", *flags]) == 0
+    assert calls.prompts == [{"messages": [{"role": "user", "content": "Hello"}], "template_options": options}]
+    type_lines(monkeypatch, "one", "two")
+    calls.prompts = []
+    assert cli.main(["chat", *flags]) == 0
+    assert [prompt["template_options"] for prompt in calls.prompts] == [options, options]
+
+
 def test_prompts_come_from_a_file_too(calls, tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("two\n\nthrée\n", encoding="utf-8")
     assert cli.main(["run", "one", "--raw", "--file", str(tmp_path / "prompts.txt")]) == 0
@@ -135,6 +147,12 @@ def test_prompts_come_from_a_file_too(calls, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("four\n"))
     assert cli.main(["run", "--raw", "--file", "-"]) == 0
     assert calls.prompts == ["four"]
+
+
+def test_only_a_newline_ends_a_prompt_of_a_file(calls, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes("The sky is\x0cblue\r\nOne\u2028two\x1c\x85\n".encode())
+    assert cli.main(["run", "--raw", "--file", str(tmp_path / "prompts.txt")]) == 0
+    assert calls.prompts == ["The sky is\x0cblue", "One\u2028two\x1c\x85"]
 
 
 def test_answers_go_to_stdout_alone(calls, capsys):
@@ -169,6 +187,8 @@ MISTAKES = {
     "run x --logprobs 2": "logprobs can be seen with --json only",
     "run x --file no/such/file": "No such file or directory: 'no/such/file'",
     "run x --raw --system s": "--system needs a chat template",
+    "run x --template-option thinking": "--template-option is 'thinking'; give NAME=VALUE",
+    "run x --raw --template-option a=1": "--template-option needs a chat template",
     "chat --model no/such/folder": "there is no folder no/such/folder",
     "run x --policy fastest": "policy is 'fastest'; choose one of fcfs",
     "run x --n-blocks 4 --cache-memory 1GiB": "n_blocks and cache_memory both size the cache",
@@ -276,8 +296,24 @@ def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
 
 
 def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
-    monkeypatch.setattr(cli, "generate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert cli.main(["run", "x"]) == 130
+
+
+@pytest.mark.parametrize("form", [["--raw"], ["--json"]])
+def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(calls, capsys, monkeypatch, form):
+    seen = []
+
+    def completions(*_, **__):
+        for index in (1, 0, 3):
+            yield completion(index, (f"Answer {index}",))
+            seen.append(capsys.readouterr().out.count("Answer"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "completions", completions)
+    assert cli.main(["run", "a", "b", "c", "d", "--quiet", *form]) == 130
+    assert seen == [0, 2, 0]
+    assert capsys.readouterr().out.count("Answer 3") == 1
 
 
 def test_images_come_before_the_question(calls):

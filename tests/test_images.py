@@ -210,7 +210,7 @@ def test_a_huge_image_is_scaled_and_a_turned_one_set_upright(folder: Path) -> No
     [
         (prompt(Path("nowhere.png")), "the image .*nowhere.png.* can't be used: .*No such file"),
         ({"messages": [{"role": "user", "content": 3}]}, "give a str or a list of parts"),
-        ({"messages": 3}, 'the one key allowed is "messages"'),
+        ({"messages": 3}, '"messages" must be a list'),
         (prompt(7), "the image 7 can't be used: give the path of a file, or a PIL image"),
         (prompt(b"png"), "give the path of a file, or a PIL image"),
         (prompt(picture(0, 1, 300)), "can't be used: absolute aspect ratio"),

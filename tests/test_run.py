@@ -1,19 +1,30 @@
 """The user's calls on a tiny random model with a real tokenizer: what comes back, in what order, what is refused."""
 
 import importlib
+import inspect
 import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import nva
+from nva.answers import Answers
 from nva.forward import KV
-from nva.load import demo_folder
-from nva.state.engine import is_busy
+from nva.load import LoadOptions, demo_folder
+from nva.state.engine import check, is_busy
+from nva.state.request import request
+from nva.steps.submit import submit
 from nva.testing.laws import snapshot
 
+LOOP = importlib.import_module("nva.run")  # the module; nva.run is its function
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 SIZES = {"dtype": "float32", "n_blocks": 64, "block_size": 4, "max_model_len": 256, "max_rows": 8}
@@ -54,7 +65,7 @@ def engine(loaded):
     yield loaded
     assert not is_busy(loaded.state)
     assert loaded.state.blocks.n_free == loaded.state.limits.n_blocks
-    assert not loaded.transcripts
+    assert (loaded.answers, loaded.closed) == (Answers(), [])
 
 
 def hf_logits(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -239,7 +250,7 @@ def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) ->
 def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monkeypatch, last) -> None:
     """The part has returned and its result is not stored yet: a handle renewed by the forward would be lost."""
     expected = nva.generate(engine, "Hello", GREEDY)
-    calls, owner = [], engine if last == "forward" else importlib.import_module("nva.run")
+    calls, owner = [], engine if last == "forward" else LOOP
     part = getattr(owner, last)
 
     def interrupted(*args):
@@ -257,6 +268,110 @@ def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monke
     events += other  # goes on where it was
     assert events[-1].token_ids == expected[0].token_ids
     assert len(events) == 13
+
+
+@contextmanager
+def interrupted_at(line: int):
+    """A KeyboardInterrupt at this one of the lines that a step runs, if it has so many."""
+    lines: list[str] = []
+
+    def trace(frame, event, _):
+        is_step = frame.f_code is LOOP._step.__code__
+        if is_step and event == "return":
+            sys.settrace(None)
+        if "/nva/" not in frame.f_code.co_filename or not (lines or is_step):
+            return None
+        lines.append(event)
+        if len(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def is_cut_short(events: Iterator[object], line: int) -> bool:
+    """Whether the next event is interrupted at this line of its step."""
+    try:
+        with interrupted_at(line):
+            next(events)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("line", range(1, 2000, 117))
+def test_an_interrupt_at_any_line_of_a_step_loses_nothing(engine, line) -> None:
+    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, min_tokens=1, stop="@")
+    (expected,) = nva.generate(engine, "Hello", params)
+    dying, other = nva.stream(engine, "Hello again", params), nva.stream(engine, "Hello", params)
+    events = [next(other)]
+    assert is_cut_short(dying, line) or line > 500  # a step has more lines, but how many may change
+    dying.close()
+    events += other
+    assert (events[-1].text, events[-1].samples) == (expected.text, expected.samples)
+    assert "".join(event.text for event in events[:-1]) == expected.text
+    check(engine.state)
+
+
+def test_who_steps_beside_a_stream_takes_nothing_from_it(engine) -> None:
+    (expected,) = nva.generate(engine, "Hello", GREEDY)
+    events = nva.stream(engine, "Hello", GREEDY)
+    found = [next(events)]
+    for _ in range(3):
+        nva.step(engine)
+    found += events
+    assert found[-1].text == expected.text
+    assert "".join(event.text for event in found[:-1]) == expected.text
+    events = nva.stream(engine, "Hello", GREEDY)
+    next(events)
+    while is_busy(engine.state):
+        nva.step(engine)
+    assert list(events)[-1].text == expected.text
+
+
+def test_threads_are_answered_as_alone(engine) -> None:
+    prompts = [f"Number {number}" for number in range(6)]
+    alone = [nva.generate(engine, prompt, GREEDY)[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: nva.generate(engine, prompt, GREEDY)[0], prompts))
+    assert [answer.token_ids for answer in answers] == alone
+
+
+def test_a_stream_that_the_garbage_collector_closes_within_a_step_ends(engine, monkeypatch) -> None:
+    doomed, forward = nva.stream(engine, "Hello", GREEDY), engine.forward
+    next(doomed)
+
+    def collecting(*args):
+        doomed.close()
+        return forward(*args)
+
+    monkeypatch.setattr(engine, "forward", collecting)
+    assert len(nva.generate(engine, "Hello again", GREEDY)[0].token_ids) == 12
+
+
+def test_a_step_within_a_step_is_refused(engine, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "forward", lambda *_: nva.step(engine))
+    with pytest.raises(RuntimeError, match="within a step of the engine already"):
+        nva.generate(engine, "Hello", GREEDY)
+
+
+def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
+    (expected,) = nva.generate(engine, "Hello", GREEDY)
+    engine.state = submit(engine.state, [request("mine", [1, 2, 3], attrs.evolve(GREEDY, max_tokens=15))])
+    assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected.token_ids
+    while is_busy(engine.state):
+        output = nva.step(engine)
+    assert [finished.request.id for finished in output.finished] == ["mine"]
+
+
+def test_stop_ids_beyond_the_vocabulary_are_refused(engine) -> None:
+    with pytest.raises(ValueError, match="request 'mine': stop_ids has token id 1000000; the vocabulary is"):
+        submit(engine.state, [request("mine", [1, 2, 3], GREEDY, stop_ids={10**6})])
 
 
 def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) -> None:
@@ -296,6 +411,12 @@ def test_a_row_of_nan_logits_ends_alone(engine, monkeypatch) -> None:
     assert len(answers[1].token_ids) == 3
 
 
+def test_where_every_token_is_banned_the_sample_ends_alone(engine) -> None:
+    banned = dict.fromkeys(range(engine.state.limits.vocab_size), float("-inf"))
+    answers = nva.generate(engine, ["Good", "Bad"], [GREEDY, attrs.evolve(GREEDY, logit_bias=banned)])
+    assert [(answer.finish_reason, len(answer.token_ids)) for answer in answers] == [("length", 12), ("abort", 0)]
+
+
 def test_the_second_of_equal_prompts_is_cached(engine) -> None:
     prompt = list(range(100, 150))
     first = nva.generate(engine, prompt, GREEDY)[0]
@@ -315,6 +436,33 @@ BAD_PROMPTS = {
     "unknown key": ({"prompt": "x"}, "messages"),
     "no messages": ({"messages": []}, "messages"),
 }
+
+
+BAD_CALLS = {
+    "no prompt": ((None,), "prompts is None; give a str, a list of token ids, or .*, or a list of these"),
+    "a number": ((5,), "prompts is 5; give a str"),
+    "a generator": (((text for text in "ab"),), "prompts is <generator .*; give a str"),
+    "a set": (({"a"},), "prompts is {'a'}; give a str"),
+    "bytes": ((b"ab",), "prompts is b'ab'; give a str"),
+    "a matrix": ((np.ones((2, 3), int),), r"an array of shape \(2, 3\); give list\(array\) if each row is a prompt"),
+    "a message": (([{"role": "user", "content": "a"}],), 'is a message; give {"messages": \\[it\\]}'),
+    "params as a dict": (("a", {"temperature": 0}), r"params is {'temperature': 0}; give nva.SamplingParams\(...\)"),
+    "params as a number": (("a", 5), "params is 5; give nva.SamplingParams"),
+    "params of dicts": (("a", [{"temperature": 0}]), "give nva.SamplingParams"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_a_bad_call_is_refused(engine, arguments, message) -> None:
+    for answer in (nva.generate, nva.stream):
+        with pytest.raises(ValueError, match=message):
+            answer(engine, *arguments)
+
+
+def test_arrays_of_ids_are_prompts(engine) -> None:
+    rows = np.arange(6, dtype=np.int16).reshape(2, 3)
+    for prompts, lengths in ((rows[0], [3]), (list(rows), [3, 3]), ([rows[0], "Hello", [1]], [3, 1, 1])):
+        assert [answer.n_prompt_tokens for answer in nva.generate(engine, prompts, GREEDY)] == lengths
 
 
 @pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
@@ -354,7 +502,7 @@ def test_without_a_tokenizer_ids_still_work(folder, tmp_path) -> None:
 def test_unset_parameters_take_the_generation_config(folder, tmp_path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(
-        '{"do_sample": false, "max_new_tokens": 3, "eos_token_id": [7, 8]}'
+        '{"do_sample": false, "max_new_tokens": 3, "eos_token_id": [7, 8, 49152]}'
     )
     engine = nva.load(tmp_path, **SIZES)
     assert engine.eos_ids == {2, 7, 8}
@@ -383,6 +531,17 @@ def test_unset_parameters_take_the_generation_config(folder, tmp_path) -> None:
 def test_bad_options_are_refused(folder, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         nva.load(folder, **options)
+
+
+def test_signatures_show_the_options() -> None:
+    names = [field.name for field in attrs.fields(nva.Options)]
+    assert list(inspect.signature(nva.Options).parameters) == list(LoadOptions.__annotations__) == names
+    assert list(inspect.signature(nva.load).parameters) == ["model", *names]
+    assert list(inspect.signature(nva.run).parameters) == ["prompts", "params", "model", *names]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(nva.__file__).parent / "py.typed").is_file()
 
 
 def test_a_name_that_is_no_model_is_refused(tmp_path) -> None:

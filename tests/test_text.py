@@ -279,6 +279,7 @@ def test_each_form_of_prompt_is_encoded(chat_tokenizer):
     assert all(type(token) is int for token in encode(chat_tokenizer, np.array([3, 1])))
 
 
+ASKED = {"messages": [{"role": "user", "content": "a"}]}
 BAD_PROMPTS = [
     ("", "is empty"),
     ([], "is empty"),
@@ -291,9 +292,21 @@ BAD_PROMPTS = [
     ([-1], "whole numbers of 0 or more"),
     (["a", 1], "whole numbers of 0 or more"),
     ("\udcff", "not valid Unicode"),
-    ({}, 'the one key allowed is "messages"'),
-    ({"messages": []}, 'the one key allowed is "messages"'),
-    ({"messages": [{"role": "user", "content": "a"}], "tools": []}, 'the one key allowed is "messages"'),
+    ({}, '"messages" must be a list of at least one'),
+    ({"messages": []}, '"messages" must be a list of at least one'),
+    ({"messages": "a"}, '"messages" must be a list of at least one'),
+    ({"role": "user", "content": "a"}, 'is a message; give {"messages": [it]}'),
+    ({"message": ["a"]}, "a prompt has no 'message'; did you mean messages?"),
+    ({**ASKED, "chat_template_kwargs": {}}, "did you mean template_options?"),
+    ({**ASKED, "tools": "a"}, "tools is 'a'; give a list of JSON schemas"),
+    ({**ASKED, "tools": [print]}, "give a list of JSON schemas"),
+    ({**ASKED, "tools": [{"type": "function"}]}, "it has no tools; leave it out"),
+    ({**ASKED, "template_options": ["a"]}, "template_options is ['a']; give the template's variables"),
+    ({**ASKED, "template_options": {"tools": []}}, "tools have a key of their own"),
+    ({**ASKED, "template_options": {"enable_thinkin": False}}, "it has no enable_thinkin; leave it out"),
+    ({**ASKED, "template_options": {"tokenize": False}}, "it has no tokenize; leave it out"),
+    ({**ASKED, "continue_final_message": 1}, "continue_final_message is 1; give True or False"),
+    ({**ASKED, "continue_final_message": True}, "to continue it, let it be the assistant's"),
     ({"messages": ["a"]}, 'give {"role": str, "content": str or list of parts}'),
     ({"messages": [{"role": "user"}]}, 'give {"role": str, "content": str or list of parts}'),
     ({"messages": [{"role": "user", "content": 3}]}, "give a str or a list of parts"),
@@ -308,6 +321,41 @@ BAD_PROMPTS = [
 def test_a_bad_prompt_is_refused(chat_tokenizer, prompt, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         encode(chat_tokenizer, prompt)
+
+
+RICH = """
+{%- for m in messages %}<s>{{ m.role }}{{ m.name }}{{ m.content }}{% for call in m.tool_calls or () %}{{ call.name }}
+{%- endfor %}</s>{% endfor %}{% for tool in tools or () %}{{ tool.name }}{% endfor %}
+{%- if add_generation_prompt %}<s>{% if enable_thinking is defined and not enable_thinking %}..{% endif %}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (ASKED, "<s>usera</s><s>"),
+        ({**ASKED, "template_options": {"enable_thinking": False}}, "<s>usera</s><s>.."),
+        ({**ASKED, "template_options": {"enable_thinking": True}, "tools": None}, "<s>usera</s><s>"),
+        ({**ASKED, "tools": [{"name": "a."}]}, "<s>usera</s>a.<s>"),
+        ({"messages": [{"role": "tool", "name": "a", "content": "."}]}, "<s>toola.</s><s>"),
+        ({"messages": [{"role": "a", "content": "", "tool_calls": [{"name": "a."}]}]}, "<s>aa.</s><s>"),
+        (
+            {
+                "messages": [*ASKED["messages"], {"role": "assistant", "content": "a."}],
+                "continue_final_message": True,
+            },
+            "<s>usera</s><s>assistanta.",
+        ),
+    ],
+)
+def test_a_template_gets_all_that_is_given(chat_tokenizer, prompt, text):
+    chat_tokenizer.chat_template = RICH
+    assert encode(chat_tokenizer, prompt) == chat_tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_template_that_fails_over_its_messages_is_bad_input(chat_tokenizer):
+    chat_tokenizer.chat_template = "{{ messages[0].tool_calls + 'a' }}"
+    with pytest.raises(ValueError, match="chat template refuses these messages: can only concatenate"):
+        encode(chat_tokenizer, {"messages": [{"role": "a", "tool_calls": ["a"]}]})
 
 
 def test_parts_of_text_are_joined(chat_tokenizer):

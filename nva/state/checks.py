@@ -1,36 +1,72 @@
-"""Validators of what users write: each raises ValueError saying what was given and what is allowed."""
+"""Validators of what users write: each raises ValueError saying what was given and what is allowed.
+
+The law: what a record takes is said once, by its fields; checkers, help() and editors read it there.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
 
 import attrs
+import numpy as np
 
+from nva.state.errors import check_names
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
+
+
+LARGEST = 2**63 - 1
+"""The largest whole number that a field takes; where a column is narrower, more than fits there is no limit at all."""
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an int, of Python or of numpy; True and False are not."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, of Python or of numpy, that a float can hold; it may be infinite or NaN."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def as_python(value: Any) -> Any:
+    """A number of numpy as Python's own, so that records print, compare and serialize alike; all else as it is."""
+    return cast(Any, value).item() if isinstance(value, np.number) else value
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Validator:
     """A finite number in [low, high], or in (low, high] if it must be above."""
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not low <= value <= high or (above and value == low):
+        is_finite = is_number(value) and math.isfinite(value)
+        if not is_finite or not low <= value <= high or (above and value == low):
             left = "(" if above or math.isinf(low) else "["
             right = ")" if math.isinf(high) else "]"
-            raise ValueError(f"{field.name} is {value!r}; give a finite number in {left}{low:g}, {high:g}{right}")
+            raise ValueError(f"{field.name} is {value!r:.80}; give a finite number in {left}{low:g}, {high:g}{right}")
 
     return check
 
 
-def whole(low: int, high: int | None = None) -> Validator:
+def whole(low: int, high: int = LARGEST) -> Validator:
     """An int in [low, high]."""
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            bound = f"of at least {low}" if high is None else f"in [{low}, {high}]"
-            raise ValueError(f"{field.name} is {value!r}; give a whole number {bound}")
+        if not is_whole(value) or not low <= value <= high:
+            bound = f"of at least {low} and below 2**63" if high == LARGEST else f"in [{low}, {high}]"
+            raise ValueError(f"{field.name} is {value!r:.80}; give a whole number {bound}")
 
     return check
 
@@ -39,3 +75,36 @@ def flag(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{field.name} is {value!r}; give True or False")
+
+
+def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]], type[R]]:
+    """For a record of keywords alone: a name that it doesn't have is a ValueError that suggests one, as check_names()
+    does it. The signature stays that of its fields."""
+
+    def decorate(record: type[R]) -> type[R]:
+        init, fields = record.__init__, attrs.fields_dict(cast(Any, record))
+
+        @functools.wraps(init)
+        def checked(self: R, **options: Any) -> None:
+            check_names(owner, options, list(fields), elsewhere)
+            init(self, **options)
+
+        types = {name: field.type for name, field in fields.items() if init.__annotations__[name] in (Any, "Any")}
+        init.__annotations__.update(types)  # of the fields whose converter takes anything
+        record.__init__ = checked
+        return record
+
+    return decorate
+
+
+def takes_fields_of(record: type) -> Callable[[F], F]:
+    """Show inspect and help() the fields of a record where a function has **options that it makes the record of."""
+
+    def decorate(function: F) -> F:
+        shown = inspect.signature(function)
+        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        fields = inspect.signature(record).parameters.values()
+        cast(Any, function).__signature__ = shown.replace(parameters=[*own, *fields])
+        return function
+
+    return decorate

@@ -183,15 +183,18 @@ class Lookup(Generic[K, V]):
         return newer
 
     def _hand_over(self, other: Lookup[K, V], changes: Mapping[K, V | None]) -> None:
-        """Make the dict the other version's, which differs from this one by the changes."""
+        """Make the dict the other version's, which differs from this one by the changes.
+
+        All is said before the dict changes, so that an interrupt leaves this version as it was.
+        """
         items = self._taken_over()
         undo = {key: items.get(key) for key in changes}
         present = {key: value for key, value in changes.items() if value is not None}
+        other._items, other._newer, other._undo = items, None, {}
+        self._items, self._newer, self._undo = None, other, undo
         items.update(present)
         for key in changes.keys() - present.keys():
             items.pop(key, None)
-        other._items, other._newer, other._undo = items, None, {}
-        self._items, self._newer, self._undo = None, other, undo
 
     def _taken_over(self) -> dict[K, V]:
         """The dict with this version's content: taken from the newest version, through all between."""

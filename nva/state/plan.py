@@ -107,7 +107,7 @@ class Sampled:
     """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over all Q)."""
 
     tokens: Int = array_field()  # [S]
-    is_finite: Column = array_field()  # [S] bool: False where the logits were NaN or all infinite
+    is_finite: Column = array_field()  # [S] bool: False where the logits were NaN or infinite, or all tokens banned
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None
 

@@ -7,16 +7,16 @@ Read next: plan.py for what happens in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Integral
+from typing import Any, Literal, cast
 
 import attrs
 import numpy as np
 from attrs.validators import optional
 
-from nva.state.checks import flag, number, whole
+from nva.state.checks import as_python, flag, is_number, is_whole, knows_names, number, whole
 from nva.state.columns import Column, Int, array_field
-from nva.state.errors import check_names
 from nva.state.media import Media
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -30,6 +30,9 @@ DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
 }
 """What a field left unset becomes when the checkpoint's generation_config.json doesn't say either."""
+
+_MOST = 1e6
+"""The largest temperature or penalty: far beyond any use, and far from float32's end, where infinities become NaN."""
 
 _OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -45,34 +48,64 @@ _OTHER_NAMES = {
 }
 
 
-def _strings(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value or ())
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
-def _check_stop(_: object, field: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
-    if not all(isinstance(text, str) and text for text in value):
-        raise ValueError(f"{field.name} is {value!r}; give one string or a list of them, none empty")
+def _token_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return _as_tuple(value)
 
 
-def _check_ids(_: object, field: attrs.Attribute[Any], value: tuple[Any, ...]) -> None:
-    if not all(isinstance(token, int) and token >= 0 for token in value):
-        raise ValueError(f"{field.name} is {value!r}; give token ids, 0 or above")
+def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> dict[int, float]:
+    return _as_dict(value)
 
 
-def _check_bias(_: object, field: attrs.Attribute[Any], value: dict[Any, Any]) -> None:
-    for token, bias in value.items():
-        if not isinstance(token, int) or token < 0 or not isinstance(bias, (int, float)) or math.isnan(bias):
-            raise ValueError(f"{field.name} has {token!r}: {bias!r}; give token ids and numbers to add to their logits")
+def _as_tuple(value: Any) -> Any:
+    """A list of any kind as a tuple, None as an empty one; what is no list is left to the validator."""
+    if value is None or isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Collection, np.ndarray)):
+        return () if value is None else value  # pyright: ignore[reportUnknownVariableType]
+    return tuple(as_python(each) for each in cast("Collection[Any]", value))
 
 
-def _token_tuple(value: Any) -> tuple[int, ...]:
-    return tuple(value or ())
+def _as_dict(value: Any) -> Any:
+    """A mapping, or pairs, as a dict, None as an empty one; what is neither is left to the validator."""
+    try:
+        pairs = dict[Any, Any](() if value is None else value)
+    except (TypeError, ValueError):
+        return value
+    return {as_python(token): as_python(bias) for token, bias in pairs.items()}
 
 
-def _bias_dict(value: Any) -> dict[int, float]:
-    return dict(value or {})
+def _any_top_k(value: Any) -> Any:
+    return 0 if isinstance(value, Integral) and value == -1 else as_python(value)  # -1: as vLLM writes "all"
 
 
+def _check_stop(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if type(value) is not tuple or not all(isinstance(text, str) and text for text in cast("tuple[Any]", value)):
+        raise ValueError(f"{field.name} is {value!r:.80}; give one string or a list of them, none empty")
+
+
+def _check_ids(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    is_list = isinstance(value, (tuple, frozenset))
+    if not is_list or not all(is_whole(token) and token >= 0 for token in cast("Collection[Any]", value)):
+        raise ValueError(f"{field.name} is {value!r:.80}; give a list of token ids, 0 or above")
+
+
+def _check_bias(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    form = "give token ids and numbers to add to their logits"
+    if not isinstance(value, dict):
+        raise ValueError(f"{field.name} is {value!r:.80}; {form}, such as {{5: -1.5}}")
+    for token, bias in cast("dict[Any, Any]", value).items():
+        if not is_whole(token) or token < 0 or not is_number(bias) or math.isnan(bias):
+            raise ValueError(f"{field.name} has {token!r:.80}: {bias!r:.80}; {form}")
+
+
+def _field(check: Any, default: Any = None, converter: Any = as_python) -> Any:
+    """A field for a number, which None leaves unset if that is the default."""
+    return attrs.field(default=default, converter=converter, validator=optional(check) if default is None else check)
+
+
+@knows_names("SamplingParams", _OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How to choose tokens. Every field has a default; None means: the checkpoint's generation_config, then DEFAULTS.
@@ -85,34 +118,30 @@ class SamplingParams:
     logprobs: also return this many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same
     over the prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or output
     (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits of output tokens, once and
-    per occurrence. logit_bias: added to the logits of these token ids. priority: lower goes first, where the engine's
-    policy is "priority".
+    per occurrence. logit_bias: added to the logits of these token ids; minus infinity bans one, and where all are
+    banned the sample ends with "abort". priority: lower goes first, where the engine's policy is "priority".
 
     Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value or unknown name.
     """
 
-    temperature: float | None = attrs.field(default=None, validator=optional(number(0)))
-    top_k: int | None = attrs.field(default=None, converter=lambda k: 0 if k == -1 else k, validator=optional(whole(0)))
-    top_p: float | None = attrs.field(default=None, validator=optional(number(0, 1, above=True)))
-    min_p: float | None = attrs.field(default=None, validator=optional(number(0, 1)))
-    max_tokens: int | None = attrs.field(default=None, validator=optional(whole(1)))
-    min_tokens: int = attrs.field(default=0, validator=whole(0))
+    temperature: float | None = _field(number(0, _MOST))
+    top_k: int | None = _field(whole(0), converter=_any_top_k)
+    top_p: float | None = _field(number(0, 1, above=True))
+    min_p: float | None = _field(number(0, 1))
+    max_tokens: int | None = _field(whole(1))
+    min_tokens: int = _field(whole(0), 0)
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_tuple, validator=_check_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_ids, validator=_check_ids)
     ignore_eos: bool = attrs.field(default=False, validator=flag)
-    seed: int | None = attrs.field(default=None, validator=optional(whole(0, 2**64 - 1)))
-    n: int = attrs.field(default=1, validator=whole(1))
-    logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
-    prompt_logprobs: int | None = attrs.field(default=None, validator=optional(whole(0)))
-    repetition_penalty: float | None = attrs.field(default=None, validator=optional(number(0, above=True)))
-    presence_penalty: float = attrs.field(default=0.0, validator=number())
-    frequency_penalty: float = attrs.field(default=0.0, validator=number())
-    priority: float = attrs.field(default=0.0, validator=number())
-    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_bias_dict, validator=_check_bias, hash=False)
-
-    def __init__(self, **options: Any) -> None:
-        check_names("SamplingParams", options, [field.name for field in attrs.fields(type(self))], _OTHER_NAMES)
-        self.__attrs_init__(**options)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    seed: int | None = _field(whole(0, 2**64 - 1))
+    n: int = _field(whole(1), 1)
+    logprobs: int | None = _field(whole(0))
+    prompt_logprobs: int | None = _field(whole(0))
+    repetition_penalty: float | None = _field(number(0, _MOST, above=True))
+    presence_penalty: float = _field(number(-_MOST, _MOST), 0.0)
+    frequency_penalty: float = _field(number(-_MOST, _MOST), 0.0)
+    priority: float = _field(number(), 0.0)
+    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_biases, validator=_check_bias, hash=False)
 
     def resolve(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
         """The same parameters with every unset field filled in, from `defaults` first."""
@@ -140,6 +169,7 @@ SAMPLING = np.dtype(
 report, NO_LOGPROBS for none and not the chosen one either. min_len: length of the sequence before it may stop."""
 
 NO_LOGPROBS = -1
+_MOST_INT = np.iinfo(np.int32).max  # more of anything than a vocabulary or a sequence has
 
 
 @attrs.frozen(kw_only=True)
@@ -152,7 +182,7 @@ class Request:
     id: int | str
     prompt: Int = array_field()  # [n_prompt] int32
     params: SamplingParams = attrs.field()
-    stop_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = attrs.field(factory=frozenset, converter=frozenset, validator=_check_ids)
     media: Media | None = None
 
     @params.validator  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator, reportAttributeAccessIssue]
@@ -179,7 +209,6 @@ def sampling_of(request: Request, seed: int) -> Column:
     element = np.zeros((), SAMPLING)
     for name in (
         "temperature",
-        "top_k",
         "top_p",
         "min_p",
         "repetition_penalty",
@@ -188,8 +217,9 @@ def sampling_of(request: Request, seed: int) -> Column:
     ):
         element[name] = getattr(params, name)
     element["seed"] = seed if params.seed is None else params.seed
-    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-    element["min_len"] = len(request.prompt) + params.min_tokens
+    element["top_k"] = min(params.top_k or 0, _MOST_INT)
+    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, _MOST_INT)
+    element["min_len"] = min(len(request.prompt) + params.min_tokens, _MOST_INT)
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     element["is_penalized"] = penalties != (1.0, 0.0, 0.0)
     element["is_biased"] = bool(params.logit_bias)

@@ -56,8 +56,8 @@ def sample(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Sampled
 
 
 def choose(logits: Tensor, draw: Draw, filter_: Filter | None = None) -> Tensor | tuple[Column, Column]:
-    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, else 0. They are
-    two arrays where a CPU finds them without torch."""
+    """[2, S] int32: the token of each sample, and 1 where its logits have a finite maximum and no NaN, before and after
+    penalties and bias, else 0. They are two arrays where a CPU finds them without torch."""
     is_plain = not (draw.penalized or len(draw.bias) or any(draw.params["temperature"].tolist()))
     if is_plain and len(draw.logit_rows):  # logits are read, once on a CPU
         return _likeliest(logits, draw.logit_rows)
@@ -110,6 +110,7 @@ def _choose_slice(x: Tensor, draw: Draw, members: Column, kind: int, filter_: Fi
     if draw.penalized or len(draw.bias):
         x = x.clone()
         adjust(x, draw, members)
+        is_finite &= x.amax(-1).isfinite()  # a bias may ban every token
     if kind == _GREEDY:
         tokens = _argmax(x)
     elif kind == _TOP_K and is_cpu:

@@ -51,6 +51,7 @@ def check_fits(request: Request, limits: Limits) -> None:
     for name, ids in {
         "the prompt": request.prompt.tolist(),
         "stop_token_ids": params.stop_token_ids,
+        "stop_ids": request.stop_ids,
         "logit_bias": params.logit_bias,
     }.items():
         beyond = [token for token in ids if not 0 <= token < limits.vocab_size]

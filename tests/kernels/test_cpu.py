@@ -92,7 +92,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, data: 
 @FLOATS
 @pytest.mark.parametrize("n_common", [0, 40, 512, 600])
 def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(dtype: torch.dtype, n_common: int) -> None:
-    """More of them than are ever read together, every other one over its own first block; some end where others go on."""
+    """More of them than are ever read together, every other one over its own first block; ends differ."""
     n_rows, block_size = 40, 8
     tables = np.arange(n_rows * 75, dtype=np.int32).reshape(n_rows, 75)
     tables[::2, : n_common // block_size] = tables[0, : n_common // block_size]

@@ -1,29 +1,32 @@
 """What a user may ask: bad values are refused with what was given and what is allowed, before anything else happens."""
 
+import inspect
 import math
 
+import attrs
+import numpy as np
 import pytest
 
 from nva.state.config import Limits
-from nva.state.request import DEFAULTS, Request, SamplingParams, request
+from nva.state.request import DEFAULTS, Request, SamplingParams, request, sampling_of
 
 BAD = {
-    "temperature": (-1, math.nan, math.inf, "hot", True),
+    "temperature": (-1, math.nan, math.inf, "hot", True, 1e39, 10**400),
     "top_k": (-2, 1.5),
     "top_p": (0, 1.01, math.nan),
     "min_p": (-0.1, 2),
-    "max_tokens": (0, -1, 2.5),
+    "max_tokens": (0, -1, 2.5, 2**63),
     "min_tokens": (-1,),
     "n": (0, 1.0),
     "seed": (-1, 2**64, "x"),
     "logprobs": (-1,),
     "prompt_logprobs": (-1,),
-    "repetition_penalty": (0, math.nan),
-    "presence_penalty": (math.inf,),
-    "frequency_penalty": (math.nan,),
-    "stop": ("", ["a", ""], [1]),
-    "stop_token_ids": ([-1], ["a"]),
-    "logit_bias": ({-1: 0.0}, {0: math.nan}),
+    "repetition_penalty": (0, math.nan, 1e39),
+    "presence_penalty": (math.inf, 1e39, -1e39),
+    "frequency_penalty": (math.nan, 1e39, -1e39),
+    "stop": ("", ["a", ""], [1], 5, 0, b"a", {"a": 1}),
+    "stop_token_ids": ([-1], ["a"], 5, 0, "a", [True]),
+    "logit_bias": ({-1: 0.0}, {0: math.nan}, {0: 10**400}, {0: True}, [1, 2], 5, "a"),
     "ignore_eos": ("no",),
     "priority": (math.nan,),
 }
@@ -46,9 +49,44 @@ def test_an_unknown_name_suggests_ours(name, ours) -> None:
         SamplingParams(zzzzzz=1)
 
 
+def test_the_signature_is_that_of_the_fields() -> None:
+    shown = inspect.signature(SamplingParams).parameters
+    assert list(shown) == [field.name for field in attrs.fields(SamplingParams)]
+    found = {name: (shown[name].annotation, shown[name].default) for name in ("temperature", "n", "stop")}
+    assert found["temperature"] == ("float | None", None)
+    assert found["n"] == ("int", 1)
+    assert found["stop"] == ("str | Iterable[str] | None", ())
+
+
 def test_spellings_of_elsewhere_are_taken() -> None:
     params = SamplingParams(top_k=-1, stop="end", stop_token_ids=[3])
     assert (params.top_k, params.stop, params.stop_token_ids) == (0, ("end",), (3,))
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(-1),
+        max_tokens=np.int64(3),
+        seed=np.uint64(2**64 - 1),
+        stop_token_ids=np.array([3, 4]),
+        logit_bias={np.int64(5): np.float32(1.5)},
+    )
+    assert params == SamplingParams(
+        temperature=0.5, top_k=-1, max_tokens=3, seed=2**64 - 1, stop_token_ids={3, 4}, logit_bias={5: 1.5}
+    )
+    found = (params.temperature, params.max_tokens, *params.stop_token_ids, *params.logit_bias.items())
+    assert repr(found) == "(0.5, 3, 3, 4, (5, 1.5))"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "most"), [("top_k", "top_k", 0), ("min_tokens", "min_len", 2), ("logprobs", "n_logprobs", 0)]
+)
+def test_more_than_a_column_holds_is_no_limit(name, column, most) -> None:
+    for value, expected in ((7, 7 + most), (2**31 - 1, 2**31 - 1), (2**31, 2**31 - 1), (2**63 - 1, 2**31 - 1)):
+        found = request("a", [1, 2], SamplingParams(**{name: value}))
+        assert sampling_of(found, seed=0)[column] == expected
+        assert getattr(found.params, name) == value
 
 
 def test_unset_fields_take_the_defaults_given_then_ours() -> None:
@@ -56,6 +94,12 @@ def test_unset_fields_take_the_defaults_given_then_ours() -> None:
     assert (params.temperature, params.top_p, params.max_tokens) == (0.3, 0.5, DEFAULTS["max_tokens"])
     with pytest.raises(ValueError, match="request 1 leaves temperature, .* unset; pass params.resolve"):
         Request(id=1, prompt=request(1, [1]).prompt, params=SamplingParams())
+
+
+@pytest.mark.parametrize("stop_ids", [{-1}, {"a"}, [2.5]])
+def test_bad_stop_ids_are_refused(stop_ids) -> None:
+    with pytest.raises(ValueError, match="stop_ids is .*; give a list of token ids"):
+        request("a", [1], stop_ids=stop_ids)
 
 
 @pytest.mark.parametrize("prompt", [[], [1.5], [[1]], [-1], [2**31]])

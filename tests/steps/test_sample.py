@@ -301,8 +301,15 @@ def test_a_banned_token_is_never_drawn_and_a_forced_one_always():
     assert 3 not in tokens[:250] and 3 in tokens[250:]
     forced = draw_of([0] * 100, positions=np.arange(100), bias=[(j, 2, np.inf) for j in range(100)])
     assert (tokens_of([[0.0, 0.0, -50.0, 2.0]], forced) == 2).all()
-    nothing_left = sample(torch.zeros(1, 2), draw_of([0], bias=[(0, 0, -np.inf), (0, 1, -np.inf)]))
-    assert nothing_left.is_finite[0] and nothing_left.tokens[0] in (0, 1)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_where_every_token_is_banned_none_is_given(params):
+    logits = torch.randn(2, 5)
+    bans = [(0, token, -np.inf) for token in range(5)]
+    found = sample(logits, draw_of([0, 1], bias=bans, **params))
+    assert found.is_finite.tolist() == [False, True]
+    assert found.tokens[1] == tokens_of(logits[1:], draw_of([0], **params))[0]
 
 
 # What a token depends on
