@@ -89,7 +89,9 @@ def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]],
             check_names(owner, options, list(fields), elsewhere)
             init(self, **options)
 
-        types = {name: field.type for name, field in fields.items() if init.__annotations__[name] in (Any, "Any")}
+        types = {
+            name: field.type for name, field in fields.items() if init.__annotations__.get(name) in (None, Any, "Any")
+        }
         init.__annotations__.update(types)  # of the fields whose converter takes anything
         record.__init__ = checked
         return record
