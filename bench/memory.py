@@ -41,7 +41,7 @@ def torch_alone() -> float:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--n", type=int, default=32)
-    options.add_argument("--rounds", type=int, default=4)
+    options.add_argument("--rounds", type=int, default=6)
     args = options.parse_args()
     alone = torch_alone()
     engine = open_model(args.model, args.dtype, max_rows=args.n, max_model_len=1024, n_blocks=BLOCKS * args.n)

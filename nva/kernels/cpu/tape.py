@@ -44,7 +44,7 @@ class _Recording(threading.local):
     calls: Calls | None = None
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 12)
 def _boxed(kind: Any, value: Any) -> Any:
     """An argument as C takes it. Tapes have most of theirs in common."""
     return kind(value)
