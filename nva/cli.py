@@ -3,33 +3,31 @@
 
 The one law: a flag is a field of SamplingParams or Options and is passed on only if it was typed, so that defaults and
 checks live with those records. Answers go to stdout, everything else to stderr.
-Read next: run.py, which does the work.
+Read next: terminal.py for what is shown and typed; run.py, which does the work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import attrs
 
 from nva import __version__
-from nva.answers import Completion, TextDelta
 from nva.doctor import main as diagnose
 from nva.load import Engine, Options, load
 from nva.models.registry import FAMILIES, VERIFIED
 from nva.run import completions, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
+from nva.terminal import ctrl_c, print_answers, say, show, speed, typed_lines
 from nva.text import Prompt
 
 SAMPLING = {
@@ -193,11 +191,6 @@ READINGS: dict[Any, dict[str, Any]] = {
 """How argparse reads a field of this type; those not here are numbers."""
 
 
-def say(text: str) -> None:
-    """Tell the person at the terminal, beside the answers."""
-    print(text, file=sys.stderr)
-
-
 def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
     """The engine and the parameters that the typed flags ask for; the parameters are checked before anything loads."""
     params = SamplingParams(**{name: args[name] for name in SAMPLING if name in args})
@@ -218,33 +211,6 @@ def run_command(args: Mapping[str, Any]) -> None:
     n_tokens = print_answers(texts, completions(engine, prompts, params, progress=not args["quiet"]), args["json"])
     if not args["quiet"]:
         say(speed(n_tokens, time.perf_counter() - start))
-
-
-def print_answers(texts: Sequence[str], answers: Iterator[Completion], is_json: bool) -> int:
-    """Print each answer when those before it are there, at an interrupt those that are; return their tokens."""
-    is_alone, n_printed, n_tokens = len(texts) == 1, 0, 0
-    waiting: dict[int, str] = {}
-    try:
-        for answer in answers:
-            text = texts[answer.index]
-            waiting[answer.index] = as_json(text, answer) if is_json else as_text(text, answer, is_alone)
-            n_tokens += sum(len(sample.token_ids) for sample in answer.samples)
-            while n_printed in waiting:
-                print_beside_bar(waiting[n_printed])
-                del waiting[n_printed]
-                n_printed += 1
-    finally:
-        for index in sorted(waiting):
-            print_beside_bar(waiting[index])
-    return n_tokens
-
-
-def print_beside_bar(text: str) -> None:
-    """Print a line at once, where a progress bar may be on the same terminal."""
-    from tqdm import tqdm
-
-    with tqdm.external_write_mode():
-        print(text, flush=True)
 
 
 def bench_command(args: Mapping[str, Any]) -> None:
@@ -293,24 +259,6 @@ def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def as_json(prompt: str, completion: Completion) -> str:
-    """A completion as one line of JSON."""
-    return json.dumps({"prompt": prompt, **attrs.asdict(completion)}, ensure_ascii=False)
-
-
-def as_text(prompt: str, completion: Completion, is_alone: bool) -> str:
-    """The answers, under their prompt unless it is the only one."""
-    answers = [sample.text.strip("\n") for sample in completion.samples]
-    if len(answers) > 1:
-        answers = [f"[{number}] {answer}" for number, answer in enumerate(answers)]
-    return "\n".join(answers if is_alone else [f"> {prompt}", *answers, ""])
-
-
-def speed(n_tokens: int, seconds: float) -> str:
-    """How much was generated, how fast."""
-    return f"[{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.1f} tokens/s]"
-
-
 def chat_command(args: Mapping[str, Any]) -> None:
     """Talk with a model: it is asked with all that was said before, which the prefix cache still holds."""
     options = template_options(args)
@@ -335,20 +283,6 @@ def models_command(args: Mapping[str, Any]) -> None:
         print(f"{name:<{width}}  {'; '.join(VERIFIED[name]) or 'not verified here'}")
 
 
-def typed_lines() -> Iterator[str]:
-    """What is typed, line by line, until /exit or the end of input; blank and interrupted lines are left out."""
-    while True:
-        try:
-            line = input("> ").strip()
-        except (EOFError, KeyboardInterrupt) as ended:
-            print()
-            line = "/exit" if isinstance(ended, EOFError) else ""
-        if line == "/exit":
-            return
-        if line:
-            yield line
-
-
 def answer(
     engine: Engine, said: list[dict[str, str]], line: str, params: SamplingParams, options: Mapping[str, Any]
 ) -> list[dict[str, str]]:
@@ -364,33 +298,3 @@ def answer(
         say(f"nva: {error}" + ("; what was said before counts too, and /reset forgets it" if said else ""))
         return said
     return [*asked, message("assistant", text)]
-
-
-def show(events: Iterator[TextDelta | Completion], pressed: Event, max_model_len: int) -> str:
-    """Print an answer as it comes, until it ends or Ctrl-C is pressed, and what it took; return its text."""
-    text, n_tokens, start, note = "", 0, time.perf_counter(), "cut short"
-    for event in events:
-        if isinstance(event, Completion):
-            note = f"{event.n_prompt_tokens} prompt tokens, {event.n_cached_tokens} of them cached"
-            is_full = event.n_prompt_tokens + n_tokens >= max_model_len
-            limit = "max_model_len; /reset makes room" if is_full else "max_tokens"
-            note += f", ended by {limit}" if event.finish_reason == "length" else ""
-        else:
-            print(event.text, end="", flush=True)
-            text, n_tokens = text + event.text, n_tokens + len(event.token_ids)
-        if pressed.is_set():
-            break
-    print()
-    say(f"{speed(n_tokens, time.perf_counter() - start)} {note}")
-    return text
-
-
-@contextmanager
-def ctrl_c() -> Iterator[Event]:
-    """Ctrl-C sets the event instead of raising, so that it never cuts a step of the engine in two."""
-    pressed = Event()
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
