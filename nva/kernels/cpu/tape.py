@@ -44,12 +44,6 @@ class _Recording(threading.local):
     calls: Calls | None = None
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _boxed(kind: Any, value: Any) -> Any:
-    """An argument as C takes it. Tapes have most of theirs in common."""
-    return kind(value)
-
-
 _recording = _Recording()
 
 
@@ -59,6 +53,12 @@ def call(function: Any, *arguments: Any) -> None:
     if _recording.calls is not None:
         kinds = zip(function.argtypes, arguments, strict=True)
         _recording.calls.append((function, tuple(_boxed(*pair) for pair in kinds)))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _boxed(kind: Any, value: Any) -> Any:
+    """An argument as C takes it. Tapes have most of theirs in common."""
+    return kind(value)
 
 
 def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute:
@@ -84,26 +84,36 @@ def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute
             return compute(params, caches, inputs)
         shape = tuple(array.shape for array in arrays)
         is_first, tape = shape not in tapes, tapes.pop(shape, None)
+
+        def again(arrays: Sequence[np.ndarray]) -> Tensor:
+            return compute(params, caches, with_arrays(inputs, arrays))
+
         try:
-            if is_first:  # it may never come back
-                result = compute(params, caches, inputs)
-            elif tape is None:
-                own = tuple(array.copy() for array in arrays)
-                result, tape = record(lambda: compute(params, caches, with_arrays(inputs, own)), own, arena)
-            elif tape.is_proven:
-                result = tape.replay(arrays)
-            else:
-                result, tape = prove(tape, arrays, lambda: compute(params, caches, inputs))
+            result, tapes[shape] = _advanced(tape, is_first, arrays, again, arena)
         except NotOnTape as found:
             print(f"nva: steps are computed call by call, since {found}", file=sys.stderr)
             is_taped = False
             return compute(params, caches, inputs)
-        tapes[shape] = tape
         if len(tapes) > MOST_TAPES:
             del tapes[next(iter(tapes))]
         return result
 
     return run
+
+
+def _advanced(
+    tape: Tape | None, is_first: bool, arrays: Sequence[np.ndarray], again: Callable[..., Tensor], arena: Arena
+) -> tuple[Tensor, Tape | None]:
+    """The result of a shape's next step, and its tape after that: none after the first, which may never come back,
+    one after the second, a proven one from the third on. again(arrays) computes the step."""
+    if is_first:
+        return again(arrays), None
+    if tape is None:
+        own = tuple(array.copy() for array in arrays)
+        return record(lambda: again(own), own, arena)
+    if not tape.is_proven:
+        return prove(tape, arrays, lambda: again(arrays))
+    return tape.replay(arrays), tape
 
 
 class NotOnTape(Exception):
