@@ -16,7 +16,8 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
         for (int64_t i = 0; i < n && n <= FEW_QUERIES; i++)
             for (int64_t at = first_seen(position + i, queries.window); at <= position + i;) {
                 int64_t end = std::min((at / PART + 1) * PART, position + i + 1);
-                parts.push_back({(int64_t)parts.size(), token + i, row, at, end});
+                int64_t block = rows.table_of(row)[at / cache.block_size];
+                parts.push_back({(int64_t)parts.size(), token + i, row, at, end, block});
                 at = end;
             }
         if (n > FEW_QUERIES) {
@@ -58,7 +59,7 @@ static void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride,
         attention<T>({q, stride, n_heads, scale, window, sinks}, {k_cache, v_cache, block_size, n_kv_heads, D},       \
                      {block_tables, query_ends, context_lens, n_rows, table_width}, out);                             \
     }                                                                                                                 \
-    extern "C" void write_kv_##name(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache,          \
+    extern "C" void write_kv_##name(const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* k_cache,           \
                                     T* v_cache, int64_t block_size, int64_t n_heads, int64_t D, const int32_t* slots, \
                                     int64_t n_tokens) {                                                               \
         write_kv<T>(k, k_stride, v, v_stride, {k_cache, v_cache, block_size, n_heads, D}, slots, n_tokens);           \

@@ -56,7 +56,7 @@ inline Words interleaved(Words a, Words b, bool is_rest) {
 }
 #endif
 
-constexpr int FEW_ROWS = 4;     // that wait for weights from memory, which then are fetched sooner than processors do
+constexpr int FEW_ROWS = 4;    // that wait for weights from memory, which then are fetched sooner than processors do
 constexpr int64_t FAR = 2048;  // bytes ahead
 
 // M rows of A times P panels `panel_stride` apart, over n_steps PAIRs. finish(row, column, sums) takes each vector.
@@ -71,7 +71,7 @@ void tile(const T* a, int64_t a_stride, const T* panel, int64_t panel_stride, in
         if constexpr (M <= FEW_ROWS && P == 2)
             for (int j = 0; j < 2 * P; j++)
                 __builtin_prefetch(
-                    (const char*)(panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>) + FAR, 0, 2);
+                    (const char*)(panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>)+FAR, 0, 2);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
             Words pair = broadcast(a + i * a_stride + step * PAIR<T>);

@@ -14,9 +14,9 @@ constexpr int PIECE = 2 * LANES;         // positions whose scores are held in r
 constexpr int64_t MOST_PARTS = 16;       // of a bundle: with more, few bundles would keep few cores busy
 constexpr int64_t UNITS_PER_THREAD = 4;  // that even out
 
-// A query, and the positions [start, end) that it looks at.
+// A query, and the positions [start, end) that it looks at, which begin in a block.
 struct Part {
-    int64_t id, token, row, start, end;
+    int64_t id, token, row, start, end, block;
 };
 
 // Parts [first, first + n) of a list. They begin at one position, and have the same blocks up to position `common`.
@@ -26,7 +26,7 @@ struct Bundle {
 
 // Up to which position two parts that begin together have the same blocks; their beginning if they don't.
 inline int64_t common_end(const Part& a, const Part& b, const Rows& rows, int64_t block_size) {
-    if (a.start != b.start) return a.start;
+    if (a.start != b.start || a.block != b.block) return a.start;
     const int32_t *one = rows.table_of(a.row), *two = rows.table_of(b.row);
     int64_t i = a.start / block_size, end = std::min(a.end, b.end);
     while (i * block_size < end && one[i] == two[i]) i++;
@@ -36,17 +36,15 @@ inline int64_t common_end(const Part& a, const Part& b, const Rows& rows, int64_
 // Puts parts with the same blocks side by side, longest first, and says which share so much that reading it together
 // pays. A bundle's pieces are those of its longest part, since they must not end where only another part does.
 inline std::vector<Bundle> bundled(std::vector<Part>& parts, const Rows& rows, int64_t block_size) {
-    auto key = [&](const Part& part) {
-        return std::make_tuple(part.start, rows.table_of(part.row)[part.start / block_size], -part.end, part.id);
-    };
+    auto key = [](const Part& part) { return std::make_tuple(part.start, part.block, -part.end, part.id); };
     std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return key(a) < key(b); });
     std::vector<Bundle> bundles;
     for (int64_t i = 0; i < (int64_t)parts.size(); i++) {
-        Bundle none{}, &last = bundles.empty() ? none : bundles.back();
-        int64_t common = last.n ? common_end(parts[last.first], parts[i], rows, block_size) : 0;
-        bool is_worth = last.n && common >= parts[i].start + PIECE && (last.n == 1 || common >= last.common);
-        if (!is_worth || last.n == MOST_PARTS) bundles.push_back({i, 1, 0});
-        else last = {last.first, last.n + 1, last.n == 1 ? common : last.common};
+        int64_t common = i ? common_end(parts[bundles.back().first], parts[i], rows, block_size) : 0;
+        Bundle* last = common >= parts[i].start + PIECE ? &bundles.back() : nullptr;
+        if (last && last->n == 1) *last = {last->first, 2, common};
+        else if (last && last->n < MOST_PARTS && common >= last->common) last->n++;
+        else bundles.push_back({i, 1, 0});
     }
     return bundles;
 }
