@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from nva.state.errors import check_names
 
@@ -81,7 +81,7 @@ def check_template(tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
             raise ValueError(f"it has no {name}; leave it out, or name what the template reads")
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether it is a list, of any kind, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
@@ -90,7 +90,7 @@ def check_content(content: object) -> str | list[dict[str, str]]:
     """The content of a message for a chat template, which has no use for what an image shows."""
     if isinstance(content, str):
         return check_text(content)
-    if not isinstance(content, Sequence) or not is_list(content):
+    if not is_list(content):
         raise ValueError(f"the content of a message is {content!r:.80}; give a str or a list of parts")
     parts = [check_part(part) for part in content]
     if any(part["type"] == "image" for part in parts):

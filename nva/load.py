@@ -26,7 +26,7 @@ from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, reso
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.start import run_largest, self_check, warm_up
-from nva.state.checks import flag, knows_names, takes_fields_of, whole
+from nva.state.checks import LARGEST_INT32, flag, knows_names, takes_fields_of, whole
 from nva.state.config import Limits, blocks_for
 from nva.state.engine import EngineState, empty
 from nva.state.policy import POLICIES, Policy
@@ -46,7 +46,6 @@ _OTHER_NAMES = {
     "torch_dtype": "dtype",
     "scheduling_policy": "policy",
 }
-_INT32_MAX = 2**31 - 1  # what tables of blocks and slots hold
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -74,7 +73,7 @@ def _graph(_: object, field: attrs.Attribute[str], value: str) -> None:
         raise ValueError(f"{field.name} is {value!r}; choose one of {', '.join(GRAPHS)}")
 
 
-_SIZE = whole(1, _INT32_MAX)
+_SIZE = whole(1, LARGEST_INT32)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -116,7 +115,7 @@ class Options:
     cache_memory: int | None = attrs.field(default=None, converter=_bytes, validator=optional(whole(1)))
     max_batched_tokens: int = attrs.field(default=2048, validator=_SIZE)
     max_rows: int = attrs.field(default=256, validator=_SIZE)
-    max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2, _INT32_MAX)))
+    max_model_len: int | None = attrs.field(default=None, validator=optional(whole(2, LARGEST_INT32)))
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     enforce_eager: bool = attrs.field(default=False, validator=flag)
     graph: str = attrs.field(default="auto", validator=_graph)
@@ -300,7 +299,7 @@ def _empty(
 ) -> tuple[KV, EngineState]:
     """The cache and a state without requests. Raises ValueError if there is no memory for them, or no number."""
     advice = "lower max_rows, max_model_len, or n_blocks and cache_memory"
-    if (limits.n_scratch + limits.n_blocks) * limits.block_size > _INT32_MAX:
+    if (limits.n_scratch + limits.n_blocks) * limits.block_size > LARGEST_INT32:
         raise ValueError(
             f"the cache has {limits.n_blocks} blocks of {limits.block_size} tokens, more than slots can be numbered; "
             f"{advice}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import attrs
 import numpy as np
 
 from nva.chat import Tokenizer, check_text, encode_messages
+from nva.state.checks import is_whole
 from nva.state.columns import evolve
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -88,7 +88,7 @@ def check_ids(prompt: object) -> list[int]:
     if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray)):
         raise ValueError(f"the prompt is {prompt!r:.80}; give {PROMPT_FORMS}")
     for token in prompt:
-        if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
+        if not is_whole(token) or token < 0:
             raise ValueError(f"the prompt holds {token!r:.80}; give token ids, whole numbers of 0 or more")
     return [int(token) for token in prompt]
 

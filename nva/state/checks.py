@@ -22,6 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
+LARGEST_INT32 = 2**31 - 1
+"""What a column of token counts, or a table of blocks and slots, can hold."""
 LARGEST = 2**63 - 1
 """The largest whole number that a field takes; where a column is narrower, more than fits there is no limit at all."""
 

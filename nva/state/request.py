@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from attrs.validators import optional
 
-from nva.state.checks import as_python, flag, is_number, is_whole, knows_names, number, whole
+from nva.state.checks import LARGEST_INT32, as_python, flag, is_number, is_whole, knows_names, number, whole
 from nva.state.columns import Column, Int, array_field
 from nva.state.media import Media
 
@@ -169,7 +169,6 @@ SAMPLING = np.dtype(
 report, NO_LOGPROBS for none and not the chosen one either. min_len: length of the sequence before it may stop."""
 
 NO_LOGPROBS = -1
-_MOST_INT = np.iinfo(np.int32).max  # more of anything than a vocabulary or a sequence has
 
 
 @attrs.frozen(kw_only=True)
@@ -217,9 +216,9 @@ def sampling_of(request: Request, seed: int) -> Column:
     ):
         element[name] = getattr(params, name)
     element["seed"] = seed if params.seed is None else params.seed
-    element["top_k"] = min(params.top_k or 0, _MOST_INT)
-    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, _MOST_INT)
-    element["min_len"] = min(len(request.prompt) + params.min_tokens, _MOST_INT)
+    element["top_k"] = min(params.top_k or 0, LARGEST_INT32)
+    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, LARGEST_INT32)
+    element["min_len"] = min(len(request.prompt) + params.min_tokens, LARGEST_INT32)
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     element["is_penalized"] = penalties != (1.0, 0.0, 0.0)
     element["is_biased"] = bool(params.logit_bias)
