@@ -83,7 +83,7 @@ class Draw:
     = (j, token)`, all distinct, gets `bias[k]` added to its logit; minus infinity bans a token."""
 
     logit_rows: Ids = array_field()  # [S] row of the logits
-    params: Column = array_field()  # [S] SAMPLING
+    params: Column = array_field()  # [S] ROW_PARAMS
     samples: Int = array_field()  # [S] sample index
     positions: Int = array_field()  # [S] position in the sequence of the token to draw
     penalized: tuple[tuple[int, Int, int], ...]

@@ -28,7 +28,7 @@ from nva.state.columns import (
     write,
 )
 from nva.state.limits import Limits
-from nva.state.request import SAMPLING, Request
+from nva.state.request import ROW_PARAMS, Request
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -62,7 +62,7 @@ class Rows:
     )  # [rows, table_width]; the first n_blocks ids of each are this state's
     n_published: Int = column_field()  # leading blocks that have passed through the prefix index
     chain: Long = column_field()  # chain of the last of them
-    sampling: Column = column_field()  # SAMPLING
+    sampling: Column = column_field()  # ROW_PARAMS
 
 
 TABLES = ("histories", "block_tables")
@@ -94,7 +94,7 @@ def empty_rows(limits: Limits) -> Rows:
         rank=freeze(np.zeros(n, np.float64)),
         block_tables=empty_table(n, limits.table_width),
         chain=freeze(np.zeros(n, np.int64)),
-        sampling=freeze(np.zeros(n, SAMPLING)),
+        sampling=freeze(np.zeros(n, ROW_PARAMS)),
         **{name: freeze(np.zeros(n, np.int32)) for name in (*ints, "n_blocks", "n_published")},
     )
 
