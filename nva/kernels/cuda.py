@@ -1,0 +1,42 @@
+"""How a GPU is used: the reference kernels, operator by operator; a place to check results.
+
+The law: what differs from a CPU is where tensors live and how they get there. Read next:
+reference.py, which computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from nva.kernels import Device, refuse_graph
+from nva.kernels.cpu.device import PLAIN
+
+
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, where: torch.device) -> Tensor:
+    """Zeros in the GPU's memory."""
+    return torch.zeros(shape, dtype=dtype, device=where)
+
+
+def cache_memory(where: torch.device) -> int:
+    """A third of what is free: the machine may have other uses for the rest."""
+    return torch.cuda.mem_get_info(where)[0] // 3
+
+
+GPU = attrs.evolve(
+    PLAIN,
+    name="cuda",
+    where=torch.device("cuda"),
+    empty_cache=empty_cache,
+    cache_memory=cache_memory,
+    pins_memory=True,
+    is_host=False,
+)
+
+
+def choose(name: str, heads: Any, graph: str) -> Device:
+    """The GPU of this name. Raises ValueError for a graph mode."""
+    refuse_graph("cuda", graph)
+    return attrs.evolve(GPU, where=torch.device(name))
