@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from nva.models.decoder import Cache, Inputs, decode, rope_axes, rope_tables
 from nva.models.params import Params
 from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
+from nva.state.bounds import Bounds, check_batch
 from nva.state.columns import Int
 from nva.state.limits import Limits
 from nva.state.plan import Batch
@@ -53,9 +53,7 @@ class KV:
 Forward = Callable[[Params, KV, Batch], "tuple[Tensor, KV]"]
 
 
-def empty_kv(
-    spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: Device = PLAIN
-) -> KV:
+def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: Device = PLAIN) -> KV:
     """Caches of zeros for all block ids, those of scratch included."""
     shape = cache_shape(spec, limits.block_size, limits.n_scratch + limits.n_blocks)
     caches = [device.empty_cache(shape, dtype, device.where) for _ in range(2 * spec.n_layers)]
@@ -79,13 +77,6 @@ def make_forward(
     kernels, where = device.kernels, device.where
     tables, axes = rope_tables(spec, limits.max_model_len, where), rope_axes(spec, where)
     n_scratch_slots = limits.n_scratch * limits.block_size
-    bounds = Bounds(
-        n_ids=limits.n_scratch + limits.n_blocks,
-        block_size=limits.block_size,
-        vocab_size=spec.vocab_size,
-        max_model_len=limits.max_model_len,
-        position_axes=3 if spec.rope_axes else 1,
-    )
     spread = make_spread(spec.vision, kernels, where) if spec.vision else None
     compute = functools.partial(decode, spec, kernels)
     compute = compute if enforce_eager else device.compiled(compute)
@@ -94,7 +85,15 @@ def make_forward(
     def forward(params: Params, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         caches = kv.layers
         check_caches(caches, spec, params)
-        check_batch(batch, attrs.evolve(bounds, n_ids=len(caches[0][0])))
+        n_ids, block_size, _, _ = caches[0][0].shape
+        bounds = Bounds(
+            n_ids=n_ids,
+            block_size=block_size,
+            vocab_size=spec.vocab_size,
+            max_model_len=limits.max_model_len,
+            position_axes=3 if spec.rope_axes else 1,
+        )
+        check_batch(batch, bounds)
         on_host = {name: getattr(batch, name) for name in _ARRAYS}
         arrays = _to_device(batch.buffer, on_host, device)
         for cache in caches if len(batch.copies) else ():
@@ -123,30 +122,27 @@ def make_forward(
 
 def check_caches(caches: tuple[Cache, ...], spec: ModelSpec, params: Params) -> None:
     """Raise ValueError unless the caches are this model's, in the type of its parameters."""
-    shape, dtype = caches[0][0].shape, caches[0][0].dtype
-    found = len(caches), *shape[2:], dtype
+    cache = caches[0][0]
+    found = len(caches), *cache.shape[2:], cache.dtype
     wanted = spec.n_layers, spec.n_kv_heads, spec.head_dim, params["embed"].dtype
     if found != wanted:
         raise ValueError(
-            "the cache has (layers, KV heads, head_dim, dtype) {}, the model {}; make it with "
-            "empty_kv(spec, limits, dtype, device)".format(*(_shown(each) for each in (found, wanted)))
+            "the cache has {} layers of {} KV heads of {} in {}".format(*found)
+            + ", the model {} of {} of {} in {}; ".format(*wanted)
+            + "make one with empty_kv(spec, limits, dtype, device)"
         )
 
 
-def _shown(sizes: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, sizes))})"
-
-
-def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
+def make_spread(spec: VisionSpec, kernels: Kernels, where: torch.device) -> Any:
     """A function that gives the features of a batch's images at its tokens, 1 + n_deepstack of [T,
     H], and which those tokens are [T, 1]. It takes the vision tower's parameters and the batch."""
-    encode = make_encode(spec, kernels, device)
+    encode = make_encode(spec, kernels, where)
 
     def spread(params: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         found = encode(params, batch)
         n_levels, n_tokens = 1 + len(spec.deepstack_layers), len(batch.token_ids)
         features = params["grid"].new_zeros(n_levels, n_tokens, spec.out_size)
-        is_image = torch.zeros(n_tokens, 1, dtype=torch.bool, device=device)
+        is_image = torch.zeros(n_tokens, 1, dtype=torch.bool, device=where)
         for span in batch.images:
             at = slice(span.packed, span.packed + span.count)
             features[:, at] = found[span.image.digest][:, span.first : span.first + span.count]
@@ -156,7 +152,7 @@ def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
     return spread
 
 
-def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
+def make_encode(spec: VisionSpec, kernels: Kernels, where: torch.device) -> Any:
     """A function that gives the features of a batch's images by their digests, [1 + n_deepstack,
     n_tokens, H] each.
 
@@ -169,7 +165,7 @@ def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
         nonlocal kept
         known = kept[1] if kept[0] is params else {}
         images = {span.image.digest: span.image for span in batch.images}
-        encode_one = functools.partial(encode_image, spec, kernels, params, device=device)
+        encode_one = functools.partial(encode_image, spec, kernels, params, device=where)
         found = {
             digest: known[digest] if digest in known else encode_one(image)
             for digest, image in images.items()

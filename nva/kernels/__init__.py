@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -267,19 +268,26 @@ def plain_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+_BACKENDS = ("npu", "cuda", "cpu")
+"""Packages and modules beside this one, the best first. Each has `is_here()` and `choose()`."""
+
+
 def backend(name: str, heads: Any = None, graph: str = "auto") -> Device:
-    """A device by its name, "cpu" or "cuda:1", imported when asked for and made ready. How an NPU
-    is used depends on the model's heads (a ModelSpec) and the graph mode.
+    """A device by its name ("cpu", "cuda:1", "auto" for the best one here), imported when asked for
+    and made ready. How an NPU is used depends on the model's heads (a ModelSpec) and on the graph
+    mode.
 
-    Raises ValueError for a device without kernels, and for a graph mode that it can't run.
+    Raises ValueError for a device that isn't here, and for a graph mode that it can't run.
     """
-    kind = name.partition(":")[0]  # torch knows no "npu" before torch_npu is imported
-    if kind not in _BACKENDS:
-        raise ValueError(f"no kernels for device {kind!r}; choose one of {', '.join(_BACKENDS)}")
-    return importlib.import_module(_BACKENDS[kind]).choose(name, heads, graph)
-
-
-_BACKENDS = {"cpu": "nva.kernels.cpu", "cuda": "nva.kernels.cuda", "npu": "nva.kernels.npu"}
+    modules = {kind: f"{__name__}.{kind}" for kind in _BACKENDS}
+    if name == "auto":
+        name = next(kind for kind in _BACKENDS if importlib.import_module(modules[kind]).is_here())
+    if not re.fullmatch(r"cpu|(cuda|npu)(:[0-9]+)?", name):
+        raise ValueError(
+            f"device is {name!r}; give cpu, cuda, npu, cuda:1, npu:1, ..., or auto for the best "
+            "one here"
+        )
+    return importlib.import_module(modules[name.partition(":")[0]]).choose(name, heads, graph)
 
 
 def refuse_graph(name: str, graph: str) -> None:

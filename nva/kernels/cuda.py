@@ -36,7 +36,19 @@ GPU = attrs.evolve(
 )
 
 
+def is_here() -> bool:
+    """Whether torch sees a GPU."""
+    return torch.cuda.is_available()
+
+
 def choose(name: str, heads: Any, graph: str) -> Device:
-    """The GPU of this name. Raises ValueError for a graph mode."""
+    """The GPU of this name. Raises ValueError where it isn't here, and for a graph mode."""
     refuse_graph("cuda", graph)
+    n_gpus = torch.cuda.device_count() if is_here() else 0
+    index = int(name.partition(":")[2] or 0)
+    if index >= n_gpus:
+        raise ValueError(
+            f"device is {name!r}, but torch {torch.__version__} finds {n_gpus} GPUs here; give "
+            "another, or cpu"
+        )
     return attrs.evolve(GPU, where=torch.device(name))

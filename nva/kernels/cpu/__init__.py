@@ -17,6 +17,11 @@ from nva.kernels.cpu.build import BuildError
 from nva.kernels.cpu.device import PLAIN
 
 
+def is_here() -> bool:
+    """Always."""
+    return True
+
+
 def choose(name: str, heads: Any, graph: str) -> Device:
     """The CPU. Raises ValueError for a graph mode."""
     refuse_graph("cpu", graph)

@@ -23,6 +23,7 @@ from nva.kernels.cpu.build import library
 from nva.kernels.cpu.device import PLAIN
 from nva.kernels.cpu.memory import on_huge_pages
 from nva.kernels.cpu.tape import call, taped
+
 _P, _N, _X, _B = c_void_p, c_int64, c_float, c_bool
 _ARGUMENTS = {
     "pack": (_P, _P, _N, _N),

@@ -16,6 +16,13 @@ from nva.kernels import Device
 from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
 
 
+def is_here() -> bool:
+    """Whether torch sees an NPU: it imports torch_npu by itself where that is installed."""
+    import torch
+
+    return hasattr(torch, "npu") and torch.npu.is_available()
+
+
 def choose(name: str, heads: Heads, graph: str) -> Device:
     """The NPU of this name, made ready, in the graph mode that is asked for, or in the best one
     that works here, which is said on stderr.

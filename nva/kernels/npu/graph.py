@@ -150,9 +150,7 @@ def _method(compute: Compute, dtype: torch.dtype, shape: tuple[int, ...], folder
     method = types.MethodType(function, program)
     from torchair.inference import cache_compile
 
-    return cache_compile(
-        method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True
-    )
+    return cache_compile(method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True)
 
 
 def graph_key(compute: Compute, dtype: torch.dtype) -> str:
