@@ -13,7 +13,7 @@ from nva.state.policy import POLICIES, Policy
 
 if TYPE_CHECKING:
     pass
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "max_num_seqs": "max_rows",
     "max_num_batched_tokens": "max_batched_tokens",
     "gpu_memory_utilization": "cache_memory",
@@ -77,7 +77,7 @@ class LoadOptions(TypedDict, total=False):
     seed: int
 
 
-@knows_names("load()", _OTHER_NAMES)
+@knows_names("load()", OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class Options:
     """How to load a model.
