@@ -78,9 +78,11 @@ class Config:
             return self[name]  # raises
         return None if self.get(name) is None else self.size(name)
 
-    def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number above 0."""
+    def number(self, name: str, default: Any = REQUIRED) -> Any:
+        """A finite number above 0; the default may be None."""
         value = self._given(name, default)
+        if value is None:
+            return None
         if not is_number(value) or not math.isfinite(value) or value <= 0:
             self.refuse(name, "a finite number above 0")
         return float(value)

@@ -114,7 +114,7 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
     # 2. What every kind has.
     length = config.size("max_position_embeddings")
     settings |= {
-        "theta": _read_theta(kind, settings.pop("rope_theta", None)),
+        "theta": _read_theta(where, kind, settings.pop("rope_theta", None)),
         "dim": _read_rope_dim(head_dim, settings.pop("partial_rotary_factor", 1.0)),
         "max_position": length,
     }
@@ -141,12 +141,15 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
         raise ValueError(f"config.json: in {where}, {error}") from error
 
 
-def _read_theta(kind: str, value: Any) -> float:
+def _read_theta(where: str, kind: str, value: Any) -> float:
     if value is None:
-        raise ValueError(f"rope type {kind!r} needs rope_theta, which config.json doesn't give")
-    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(
-            f"config.json has rope_theta = {value!r:.80}; it must be a finite number above 0"
+            f"rope type {kind!r} needs rope_theta, which config.json doesn't give, neither in "
+            f"{where} nor beside it"
+        )
+    if not is_number(value) or not 1 <= value < math.inf:
+        raise ValueError(
+            f"config.json has rope_theta = {value!r:.80}; it must be a finite number of at least 1"
         )
     return float(value)
 
@@ -161,8 +164,9 @@ def _read_rope_dim(head_dim: int, share: Any) -> int:
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ValueError(
-            f"config.json has partial_rotary_factor = {share} of a head_dim of {head_dim}: the "
-            f"rope turns {dim} numbers of each head; it takes an even number, at least 2"
+            f"config.json has heads of {head_dim} numbers (head_dim, or hidden_size / "
+            f"num_attention_heads) and partial_rotary_factor = {share}: the rope turns {dim} "
+            "numbers of each head; it takes an even number, at least 2"
         )
     return dim
 
@@ -170,16 +174,20 @@ def _read_rope_dim(head_dim: int, share: Any) -> int:
 def _rope_settings(config: Config, layer_kind: str) -> tuple[str, dict[str, Any]]:
     """The rope settings of the layers of a kind, and the name of the object they stand in. null
     counts as absent; what stands inside the object goes before what stands beside it."""
-    new = config.group("rope_parameters")
-    if layer_kind in new:
-        new = new[layer_kind]
-    if not isinstance(new, Mapping):
-        config.refuse("rope_parameters", f"an object with settings, as is {layer_kind} in it")
-    old = config.group("rope_scaling")
+    new, old = (_rope_of(config, name, layer_kind) for name in ("rope_parameters", "rope_scaling"))
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     beside = present({name: config.get(name) for name in names})
-    place = "rope_scaling" if old else "rope_parameters"
-    return place, beside | merged_ropes(config, new, old)
+    place = " and ".join(name for name in ("rope_parameters", "rope_scaling") if config.get(name))
+    return place or "rope_parameters", beside | merged_ropes(config, new, old)
+
+
+def _rope_of(config: Config, name: str, layer_kind: str) -> Mapping[str, Any]:
+    """The settings that one object has for the layers of a kind."""
+    group = config.group(name)
+    inner = group.get(layer_kind, group)
+    if not isinstance(inner, Mapping):
+        config.refuse(name, f"an object with settings, as is {layer_kind} in it")
+    return inner
 
 
 def merged_ropes(config: Config, new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:

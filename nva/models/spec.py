@@ -55,7 +55,7 @@ class VisionSpec:
     deepstack_layers: tuple[
         int, ...
     ]  # those whose outputs are added after the first layers of the decoder
-    rope_theta: float = attrs.field(validator=number(0, above=True))
+    rope_theta: float = attrs.field(validator=number(1))
     image_token: int = attrs.field(validator=whole(0))  # stands for a feature in a prompt
 
     def __attrs_post_init__(self) -> None:
