@@ -20,7 +20,7 @@ from nva.models.checkpoint import Checkpoint
 from nva.models.params import Params
 from nva.state.engine import EngineState, check
 from nva.state.plan import Output
-from nva.steps.commit import abort
+from nva.steps.apply import abort
 from nva.text.answers import Answers, deliver, forget
 from nva.text.chat import Tokenizer
 from nva.text.detokenize import Detokenizer
