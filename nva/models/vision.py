@@ -10,6 +10,8 @@ Read next: state/media.py for what an image is, decoder.py for where its feature
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 import torch
 import torch.nn.functional as F
@@ -123,10 +125,9 @@ def _grid_lines(indices: Tensor, side: int) -> list[tuple[Tensor, Tensor]]:
 
 def _position_embeddings(grid: Tensor, at: Places) -> Tensor:
     """The learned grid [side^2, D] at the patches: [P, D], a mean taken in float32."""
-    total = grid.index_select(0, at.corners[0]) * at.shares[0][:, None]
-    for points, share in zip(at.corners[1:], at.shares[1:], strict=True):
-        total = total + grid.index_select(0, points) * share[:, None]
-    return total.to(grid.dtype)
+    corners = zip(at.corners, at.shares, strict=True)
+    weighted = (grid.index_select(0, points) * share[:, None] for points, share in corners)
+    return functools.reduce(torch.add, weighted).to(grid.dtype)  # one at a time
 
 
 def _cos_sin(spec: VisionSpec, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
