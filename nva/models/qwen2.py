@@ -53,7 +53,7 @@ def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     spec = read_spec(
         config,
         qkv_bias=config.flag("qkv_bias", True),
-        experts=read_experts(config, config.size("shared_expert_intermediate_size")),
+        experts=read_experts(config, config.size("shared_expert_intermediate_size", at_least=0)),
         window=window,
     )
     return spec, LLAMA_WEIGHTS

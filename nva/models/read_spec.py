@@ -16,6 +16,7 @@ import attrs
 from nva.models.hf_config import REQUIRED, Config, architecture
 from nva.models.rope import KINDS, RopeSpec
 from nva.models.spec import Activation, ExpertSpec, ModelSpec
+from nva.models.unread import is_off
 from nva.state.checks import is_number
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -101,8 +102,6 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
     Raises ValueError for an unknown kind or setting, and for a missing one."""
     place, settings = _rope_settings(config, layer_kind)
     where = config.path + place
-
-    # 1. The kind.
     kind = settings.pop("rope_type", "default")
     settings.pop("type", None)  # some configs name the kind twice
     if not isinstance(kind, str) or kind not in KINDS:
@@ -110,33 +109,38 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
             f"config.json: in {where}, rope type {kind!r:.80} is not known; known are "
             f"{', '.join(KINDS)}"
         )
-
-    # 2. What every kind has.
-    length = config.size("max_position_embeddings")
-    settings |= {
+    common = {
         "theta": _read_theta(where, kind, settings.pop("rope_theta", None)),
         "dim": _read_rope_dim(head_dim, settings.pop("partial_rotary_factor", 1.0)),
-        "max_position": length,
+        "max_position": config.size("max_position_embeddings"),
     }
-    fields = {field.name: field for field in attrs.fields(KINDS[kind])}
-    original = settings.pop("original_max_position_embeddings", length)
-    if "original_max_position_embeddings" in fields:  # transformers writes it for other kinds too
-        settings["original_max_position_embeddings"] = original
+    return _make_rope(where, kind, common, settings)
 
-    # 3. What this kind has: the fields of its record.
-    needed = {name for name, field in fields.items() if field.default is attrs.NOTHING}
+
+def _make_rope(
+    where: str, kind: str, common: Mapping[str, Any], settings: Mapping[str, Any]
+) -> RopeSpec:
+    """The record of a kind of rope: the fields that all have, and its own, which config.json calls
+    by the same names."""
+    own = [field for field in attrs.fields(KINDS[kind]) if field.name not in common]
+    names = {field.name for field in own}
+    needed = {field.name for field in own if field.default is attrs.NOTHING}
+
+    # transformers writes the original length for every kind; without it, that is the declared one.
+    settings = {"original_max_position_embeddings": common["max_position"], **settings}
     if missing := needed - settings.keys():
         raise ValueError(
             f"rope type {kind!r} needs {', '.join(sorted(missing))}, which {where} in config.json "
             "doesn't give"
         )
-    if unknown := settings.keys() - fields.keys():
+    beside = settings.keys() - names - {"original_max_position_embeddings"}
+    if unknown := {name for name in beside if not is_off(name, settings[name])}:
         raise ValueError(
             f"rope type {kind!r} has no setting {', '.join(sorted(unknown))}, which {where} in "
             "config.json gives; remove what has no effect"
         )
     try:
-        return KINDS[kind](**settings)
+        return KINDS[kind](**common, **{name: settings[name] for name in names & settings.keys()})
     except ValueError as error:
         raise ValueError(f"config.json: in {where}, {error}") from error
 

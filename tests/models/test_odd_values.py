@@ -247,6 +247,30 @@ def test_a_rope_in_both_spellings_must_be_one() -> None:
     assert beside == one
 
 
+def test_settings_that_a_rope_does_not_have_may_be_off() -> None:
+    config = SMALL["Qwen 3 0.6B"]
+    plain = {"rope_type": "default", "factor": 1.0, "beta_fast": None, "mrope_section": []}
+    assert read_model(config | {"rope_scaling": plain}) == read_model(config)
+    for name, value in {"factor": 2.0, "theta": 5.0, "dim": 4, "finetuned": True}.items():
+        with pytest.raises(ValueError, match=f"rope type 'default' has no setting {name}"):
+            read_model(config | {"rope_scaling": plain | {name: value}})
+
+
+@pytest.mark.parametrize("off", [None, 0, False])
+def test_a_window_of_nothing_is_none(off: Any) -> None:
+    config = SMALL["Mistral 7B 0.1"] | {"sliding_window": off}
+    assert set(read_model(config)[0].windows) == {None}
+    llama = SMALL["SmolLM2"]
+    assert read_model(llama | {"sliding_window": off}) == read_model(llama)
+
+
+def test_a_shared_expert_of_no_size_is_none() -> None:
+    config = SMALL["Qwen 2 57B"] | {"shared_expert_intermediate_size": 0}
+    (experts,) = set(read_model(config)[0].experts)
+    assert experts is not None
+    assert experts.shared_size == 0
+
+
 def test_frequencies_at_the_edges_are_finite() -> None:
     for name, config in SMALL.items():
         for rope in read_model(config)[0].ropes:
