@@ -92,14 +92,16 @@ class Stream(Iterator[StreamEvent]):
                 self._queue()
             if self._is_closed or self._n_open <= 0:  # by another thread, while this one waited
                 return
+            was_busy = is_busy(engine.state)
             events = read(engine, self._call)
+            if not events and not was_busy:
+                raise RuntimeError(
+                    "the engine's state was replaced while requests were unanswered, and has lost "
+                    "them; change it by nva.engine.send, or close its streams before"
+                )
             if not events:
-                if not is_busy(engine.state):
-                    raise RuntimeError(
-                        "the engine's state was replaced while requests were unanswered, and has "
-                        "lost them; change it by nva.engine.send, or close its streams before"
-                    )
-                step(engine)
+                if is_busy(engine.state):  # else what was left was aborted just now
+                    step(engine)
                 events = read(engine, self._call)
             self._n_open -= sum(isinstance(event, Completion) for event in events)
             self._events.extend(events)
