@@ -158,30 +158,31 @@ def _abort_first(engine: Engine) -> None:
 
 def _change(engine: Engine, change: Callable[[Engine], R]) -> R:
     """Make a change of the engine, and settle what was posted meanwhile."""
-    with engine.lock:
-        if engine.changing.locked():
-            raise RuntimeError(
-                "this thread is within a step of the engine already; a signal handler can't take "
-                "another"
-            )
-        try:
+    try:
+        with engine.lock:
+            if engine.changing.locked():
+                raise RuntimeError(
+                    "this thread is within a step of the engine already; a signal handler can't "
+                    "take another"
+                )
             return _in_full(engine, change)
-        finally:
-            settle(engine)
+    finally:
+        settle(engine)
 
 
 def _in_full(engine: Engine, change: Callable[[Engine], R]) -> R:
     """Make a change, or go back to where it began if it raises."""
-    with engine.changing:
-        _go_back(engine)  # the way back from the last change may have been interrupted
-        engine.before = Before(state=engine.state, answers=engine.answers)
-        try:
+    try:
+        with engine.changing:
+            _go_back(engine)  # the way back from the last change may have been interrupted
+            engine.before = Before(state=engine.state, answers=engine.answers)
             result = change(engine)
             engine.before = None
-        except BaseException:
+            return result
+    except BaseException:
+        with engine.changing:
             _go_back(engine)
-            raise
-        return result
+        raise
 
 
 def _go_back(engine: Engine) -> None:
