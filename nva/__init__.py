@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from nva.loading.load import load
     from nva.loading.options import Options
     from nva.models.registry import register
-    from nva.run import generate, run, stream
+    from nva.run import astream, generate, run, stream
     from nva.state.engine import EngineState
     from nva.state.errors import DeviceError, InvariantError
     from nva.state.limits import Limits
@@ -44,6 +44,7 @@ __all__ = [
     "SamplingParams",
     "TextDelta",
     "__version__",
+    "astream",
     "generate",
     "load",
     "register",
@@ -65,6 +66,7 @@ _HOMES = {
     "Sample": "nva.text.answers",
     "SamplingParams": "nva.state.request",
     "TextDelta": "nva.text.answers",
+    "astream": "nva.run",
     "generate": "nva.run",
     "load": "nva.loading.load",
     "register": "nva.models.registry",
