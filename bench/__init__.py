@@ -1,1 +1,2 @@
-"""Benchmarks: one small file for each question, run as `python -m bench.NAME`; nva/bench.py is what they share."""
+"""Benchmarks: one small file for each question, run as `python -m bench.NAME`; nva/bench.py is what
+they share."""

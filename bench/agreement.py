@@ -1,11 +1,11 @@
-"""How far bfloat16 moves the demo model: nva and transformers in bfloat16, each against transformers in float32.
+"""How far bfloat16 moves the demo model: nva and transformers in bfloat16, each against
+transformers in float32.
 
     python -m bench.agreement [--tokens 32]
 
-Prints the root mean square error of the log-probabilities after each prompt, over the vocabulary, and how many greedy
-tokens agree before the first that differs. Greedy texts part at near ties, so the second figure is coarse: what counts
-is that ours is no worse than transformers' own.
-"""
+Prints the root mean square error of the log-probabilities after each prompt, over the vocabulary,
+and how many greedy tokens agree before the first that differs. Greedy texts part at near ties, so
+the second figure is coarse: what counts is that ours is no worse than transformers' own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import nva
-from nva.load import demo_folder
+from nva.loading.find import demo_folder
 
 PROMPTS = [
     "The capital of France is",
@@ -41,7 +41,9 @@ def logprobs(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
 
 def greedy(model: torch.nn.Module, ids: tuple[int, ...], n: int) -> list[int]:
     """The n likeliest tokens that follow, one after another, whatever they are."""
-    out = model.generate(torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
+    out = model.generate(
+        torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0
+    )
     return out[0, len(ids) :].tolist()
 
 
@@ -56,7 +58,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     n = parser.parse_args().tokens
     exact, theirs = (
-        AutoModelForCausalLM.from_pretrained(demo_folder(), dtype=t) for t in (torch.float32, torch.bfloat16)
+        AutoModelForCausalLM.from_pretrained(demo_folder(), dtype=t)
+        for t in (torch.float32, torch.bfloat16)
     )
     engine = nva.load(demo_folder(), dtype="bfloat16", max_model_len=512, n_blocks=400)
     params = nva.SamplingParams(temperature=0, max_tokens=n, min_tokens=n, logprobs=49152)
@@ -66,13 +69,18 @@ def main() -> None:
         tokens, values = zip(*answer.logprobs[0].top, strict=True)
         ours = torch.empty(len(tokens)).index_put((torch.tensor(tokens),), torch.tensor(values))
         expected, wanted = logprobs(exact, ids), greedy(exact, ids, n)
-        errors += torch.stack([(found - expected).square().mean() for found in (ours, logprobs(theirs, ids))])
+        errors += torch.stack(
+            [(found - expected).square().mean() for found in (ours, logprobs(theirs, ids))]
+        )
         for i, found in enumerate((list(answer.token_ids), greedy(theirs, ids, n))):
             common[i] += n_common(found, wanted)
     for name, error, count in zip(
         ("nva", "transformers"), (errors / len(PROMPTS)).sqrt().tolist(), common, strict=True
     ):
-        print(f"{name:>14} bf16: error {error:.3f}, {count / len(PROMPTS):.1f} of {n} greedy tokens as in float32")
+        print(
+            f"{name:>14} bf16: error {error:.3f}, {count / len(PROMPTS):.1f} of {n} greedy tokens "
+            "as in float32"
+        )
 
 
 if __name__ == "__main__":

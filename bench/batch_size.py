@@ -1,7 +1,7 @@
 """How does throughput grow with the number of rows that decode together?
 
-python -m bench.batch_size [--model ...] [--rows 1 2 4 8 16 32 64 128 256] [--prompt 64] [--output 64]
-"""
+python -m bench.batch_size [--model ...] [--rows 1 2 4 8 16 32 64 128 256] [--prompt 64] [--output
+64]"""
 
 from __future__ import annotations
 
@@ -18,12 +18,24 @@ def main() -> None:
     options.add_argument("--output", type=int, default=64)
     args = options.parse_args()
     most, length = max(args.rows), args.prompt + args.output
-    engine = open_model(args.model, args.dtype, max_rows=most, max_model_len=length, n_blocks=most * (length // 16 + 1))
+    engine = open_model(
+        args.model,
+        args.dtype,
+        max_rows=most,
+        max_model_len=length,
+        n_blocks=most * (length // 16 + 1),
+    )
     rows = []
     for n in args.rows:
         workload = random_workload(0, n, (args.prompt, args.prompt), (args.output, args.output))
-        decode = [sum(step.seconds.values()) for step in serve(engine, workload).steps if step.n_tokens == n]
-        rows.append({"rows": n, "ms per step": median(decode) * 1e3, "tokens/s": n / median(decode)})
+        decode = [
+            sum(step.seconds.values())
+            for step in serve(engine, workload).steps
+            if step.n_tokens == n
+        ]
+        rows.append(
+            {"rows": n, "ms per step": median(decode) * 1e3, "tokens/s": n / median(decode)}
+        )
     show(f"decode by batch size, {engine.name}", rows, args.json)
 
 

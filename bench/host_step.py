@@ -2,9 +2,9 @@
 
     python bench/host_step.py [--rows 256] [--blocks 50000] [--lengths 512 4096]
 
-Each step generates a token for every row, as in a real run: blocks fill up, are published and taken. Prints the median
-of each part, and the median of their sum as `step`, for each sequence length, then for a small pool beside the large.
-"""
+Each step generates a token for every row, as in a real run: blocks fill up, are published and
+taken. Prints the median of each part, and the median of their sum as `step`, for each sequence
+length, then for a small pool beside the large."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from nva.state.config import Limits
 from nva.state.engine import EngineState, empty
+from nva.state.limits import Limits
 from nva.state.plan import Sampled
 from nva.state.request import SamplingParams, request
 from nva.steps.commit import commit
@@ -30,7 +30,8 @@ N_STEPS = 256
 
 
 def decoding(n_rows: int, n_blocks: int, length: int) -> EngineState:
-    """A state in which all rows have computed their prompts, of about that length and no two in the same phase."""
+    """A state in which all rows have computed their prompts, of about that length and no two in the
+    same phase."""
     limits = Limits(
         vocab_size=50_000,
         max_model_len=8192,
@@ -70,7 +71,9 @@ def measure(state: EngineState) -> dict[str, float]:
         for name, us in zip(parts, (schedule_us, pack_us, commit_us), strict=True):
             parts[name].append(us)
     steps = np.sum(list(parts.values()), axis=0)
-    return {name: float(np.median(us)) for name, us in parts.items()} | {"step": float(np.median(steps))}
+    return {name: float(np.median(us)) for name, us in parts.items()} | {
+        "step": float(np.median(steps))
+    }
 
 
 def main() -> None:
@@ -83,7 +86,10 @@ def main() -> None:
     args = parser.parse_args()
     shortest = args.lengths[0]
     small = args.rows * -(-(shortest + 2 * N_STEPS) // 16)
-    cases = [(length, max(args.blocks, args.rows * -(-(length + 2 * N_STEPS) // 16))) for length in args.lengths]
+    cases = [
+        (length, max(args.blocks, args.rows * -(-(length + 2 * N_STEPS) // 16)))
+        for length in args.lengths
+    ]
     print(f"{args.rows} rows; microseconds, median of {N_STEPS} steps")
     print(f"{'length':>8}{'blocks':>9}{'schedule':>10}{'pack':>8}{'commit':>8}{'step':>8}")
     figures = []
@@ -94,7 +100,9 @@ def main() -> None:
             f"{length:>8}{n_blocks:>9}{us['schedule']:>10.0f}{us['pack']:>8.0f}{us['commit']:>8.0f}{us['step']:>8.0f}"
         )
     if args.json:
-        args.json.write_text(json.dumps({"title": "host work of a step", "rows": figures}, indent=2))
+        args.json.write_text(
+            json.dumps({"title": "host work of a step", "rows": figures}, indent=2)
+        )
 
 
 if __name__ == "__main__":

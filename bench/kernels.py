@@ -2,10 +2,10 @@
 
     python -m bench.kernels [--dtype bfloat16]
 
-Kernels that read much are held against the bandwidth of a plain read, those that compute much against torch's own
-product of large matrices, both measured just before. Shapes are those of Qwen3-0.6B; those of experts Qwen3-30B-A3B's,
-with 32 of its 128. What is wanted is a share of the bandwidth, for many rows that decode.
-"""
+Kernels that read much are held against the bandwidth of a plain read, those that compute much
+against torch's own product of large matrices, both measured just before. Shapes are those of
+Qwen3-0.6B; those of experts Qwen3-30B-A3B's, with 32 of its 128. What is wanted is a share of the
+bandwidth, for many rows that decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from nva.kernels import Layout, backend
 
 HIDDEN, INNER, N_HEADS, N_KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 MOE_HIDDEN, MOE_INNER, N_EXPERTS, N_ACTIVE = 2048, 768, 32, 8
-DECODE, DECODE_RAGGED = "attention, 32 x 1 queries over 1024", "attention, 32 x 1 over ragged lengths"
+DECODE, DECODE_RAGGED = (
+    "attention, 32 x 1 queries over 1024",
+    "attention, 32 x 1 over ragged lengths",
+)
 PERCENT_OF_A_READ = {DECODE: 70, DECODE_RAGGED: 70}  # wanted
 Case = tuple[str, Callable[[], Any], float, float]
 """A name, what to run, the bytes it reads and writes, and the operations it does."""
@@ -30,12 +33,19 @@ Case = tuple[str, Callable[[], Any], float, float]
 
 def cases(kernels: Any, dtype: torch.dtype) -> Iterator[Case]:
     size = dtype.itemsize
-    weights = [torch.randn(2 * INNER, HIDDEN).to(dtype) for _ in range(8)]  # more than any cache holds
+    weights = [
+        torch.randn(2 * INNER, HIDDEN).to(dtype) for _ in range(8)
+    ]  # more than any cache holds
     packed = [kernels.pack_linear(weight) for weight in weights]
     for m in (1, 8, 32, 256, 2048):
         x = torch.randn(m, HIDDEN).to(dtype)
         read, work = 8 * weights[0].nbytes, 8 * 2.0 * m * weights[0].numel()
-        yield f"linear, {m} rows", lambda x=x: [kernels.linear(x, weight) for weight in packed], read, work
+        yield (
+            f"linear, {m} rows",
+            lambda x=x: [kernels.linear(x, weight) for weight in packed],
+            read,
+            work,
+        )
     for n_rows, n_queries, length in ((1, 1, 4096), (32, 1, 1024), (1, 2048, 2048)):
         run, read, work = attention(kernels, dtype, np.full(n_rows, length), n_queries)
         yield f"attention, {n_rows} x {n_queries} queries over {length}", run, read, work
@@ -43,7 +53,12 @@ def cases(kernels: Any, dtype: torch.dtype) -> Iterator[Case]:
     yield DECODE_RAGGED, run, read, work
     yield from moe(kernels, dtype)
     x, weight = torch.randn(2048, HIDDEN).to(dtype), torch.ones(HIDDEN, dtype=dtype)
-    yield "add_rms_norm, 2048 rows", lambda: kernels.add_rms_norm(x, x, weight, 1e-6), 4.0 * x.numel() * size, 0
+    yield (
+        "add_rms_norm, 2048 rows",
+        lambda: kernels.add_rms_norm(x, x, weight, 1e-6),
+        4.0 * x.numel() * size,
+        0,
+    )
     gates = torch.randn(2048, 2 * INNER).to(dtype)
     yield "silu_mul, 2048 rows", lambda: kernels.silu_mul(gates), 1.5 * gates.numel() * size, 0
 
@@ -61,19 +76,26 @@ def moe(kernels: Any, dtype: torch.dtype) -> Iterator[Case]:
         yield f"moe, {n} tokens", lambda inputs=inputs: kernels.moe(*inputs), read, work
 
 
-def attention(kernels: Any, dtype: torch.dtype, lengths: Any, n_queries: int) -> tuple[Callable[[], Any], float, float]:
+def attention(
+    kernels: Any, dtype: torch.dtype, lengths: Any, n_queries: int
+) -> tuple[Callable[[], Any], float, float]:
     n_blocks = -(-lengths // 16)
     ids = np.random.default_rng(0).permutation(int(n_blocks.sum())).astype(np.int32)
     tables = np.zeros((len(lengths), int(n_blocks.max())), np.int32)
     for row, owned in enumerate(np.split(ids, np.cumsum(n_blocks)[:-1])):
         tables[row, : len(owned)] = owned
     shape = (len(ids), 16, N_KV_HEADS, HEAD_DIM)
-    caches = [[empty_cache(shape, dtype, torch.device("cpu")).normal_() for _ in "kv"] for _ in range(2)]
+    caches = [
+        [empty_cache(shape, dtype, torch.device("cpu")).normal_() for _ in "kv"] for _ in range(2)
+    ]
     q = torch.randn(len(lengths) * n_queries, N_HEADS, HEAD_DIM).to(dtype)
     ends = (np.arange(1, len(lengths) + 1) * n_queries).astype(np.int32)
     host = Layout(block_tables=tables, query_ends=ends, context_lens=lengths.astype(np.int32))
     device = Layout(
-        **{name: torch.from_numpy(getattr(host, name)) for name in ("block_tables", "query_ends", "context_lens")}
+        **{
+            name: torch.from_numpy(getattr(host, name))
+            for name in ("block_tables", "query_ends", "context_lens")
+        }
     )
     inputs = kernels.attention_inputs(host, device, caches[0][0])
     n_pairs = float(n_queries * (lengths - (n_queries - 1) / 2).sum())

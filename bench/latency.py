@@ -2,10 +2,9 @@
 
     python -m bench.latency [--model ...] [--prompt 64] [--output 128] [--long 2048]
 
-Decoding reads all weights and the row's keys and values once a token, so the memory's bandwidth bounds it; a long
-prompt is bound by the speed of products. Both limits are measured in the same minute, and the share of them that was
-reached is printed.
-"""
+Decoding reads all weights and the row's keys and values once a token, so the memory's bandwidth
+bounds it; a long prompt is bound by the speed of products. Both limits are measured in the same
+minute, and the share of them that was reached is printed."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ from nva.bench import (
     serve,
     show,
 )
-from nva.load import DEMO_MODEL, Engine
+from nva.engine import Engine
+from nva.loading.find import DEMO_MODEL
 
 DECODE_SHARE = {"qwen3-0.6b-shape": 0.85, DEMO_MODEL: 0.7}  # wanted, of the bandwidth
 PREFILL_SHARE = {"qwen3-0.6b-shape": 0.85}  # wanted, of the limit of products
@@ -55,10 +55,15 @@ def main() -> None:
     args = options.parse_args()
     longest = max(args.prompt + args.output, args.long + 1)
     engine = open_model(args.model, args.dtype, max_rows=1, max_model_len=longest)
-    decode = latency(engine, random_workload(1, 1, (args.prompt, args.prompt), (args.output, args.output)))
+    decode = latency(
+        engine, random_workload(1, 1, (args.prompt, args.prompt), (args.output, args.output))
+    )
     decode["goal"] = goal(decode["share of it"], at_least=DECODE_SHARE.get(engine.name))
     show("one stream", [decode], args.json)
-    show("one long prompt", [prefill(engine, random_workload(100, 1, (args.long, args.long), (1, 1)))])
+    show(
+        "one long prompt",
+        [prefill(engine, random_workload(100, 1, (args.long, args.long), (1, 1)))],
+    )
 
 
 if __name__ == "__main__":

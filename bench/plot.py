@@ -18,7 +18,9 @@ def is_number(value: Any) -> bool:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("figures", type=Path)
     options.add_argument("columns", nargs="*", help="by default the last that has numbers")
     options.add_argument("--out", type=Path, default=Path("figure.png"))

@@ -1,10 +1,11 @@
 """Does a token cost the same however many requests wait for their turn?
 
-    python -m bench.queueing [--model ...] [--requests 8 32 128 512] [--rows 8] [--prompt 64] [--output 16]
+    python -m bench.queueing [--model ...] [--requests 8 32 128 512] [--rows 8]
+                      [--prompt 64] [--output 16]
 
-A few rows run at once and the rest wait, so the model does the same work per token; what grows with the number of
-requests would be the host's. The least of two rounds, since a machine's memory may be slow for a minute.
-"""
+A few rows run at once and the rest wait, so the model does the same work per token; what grows with
+the number of requests would be the host's. The least of two rounds, since a machine's memory may be
+slow for a minute."""
 
 from __future__ import annotations
 
@@ -27,9 +28,13 @@ def main() -> None:
     for name, default in (("rows", 8), ("prompt", 64), ("output", 16)):
         options.add_argument(f"--{name}", type=int, default=default)
     args = options.parse_args()
-    engine = open_model(args.model, args.dtype, max_rows=args.rows, max_model_len=args.prompt + args.output)
+    engine = open_model(
+        args.model, args.dtype, max_rows=args.rows, max_model_len=args.prompt + args.output
+    )
     lengths = (args.prompt, args.prompt), (args.output, args.output)
-    found = [[serve(engine, random_workload(0, n, *lengths)) for n in args.requests] for _ in range(2)]
+    found = [
+        [serve(engine, random_workload(0, n, *lengths)) for n in args.requests] for _ in range(2)
+    ]
     costs = [us_per_token(list(reports)) for reports in zip(*found, strict=True)]
     rows = [
         {

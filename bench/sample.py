@@ -1,10 +1,10 @@
-"""What choosing tokens costs on a CPU, in milliseconds a step, by vocabulary, rows and what the requests ask.
+"""What choosing tokens costs on a CPU, in milliseconds a step, by vocabulary, rows and what the
+requests ask.
 
     python bench/sample.py [--rows 1 32 256] [--vocabularies 49152 151936] [--threads 2]
 
-Logits are normal with a standard deviation of 3, and some hundred tokens stand out by 10, much as a model's do at a
-word's beginning. Each figure is the median of some steps.
-"""
+Logits are normal with a standard deviation of 3, and some hundred tokens stand out by 10, much as a
+model's do at a word's beginning. Each figure is the median of some steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ KINDS = {
 def draw_of(n_rows: int, **fields: float) -> Draw:
     """A draw from each of so many rows of logits."""
     params = np.zeros(n_rows, SAMPLING)
-    for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, "n_logprobs": NO_LOGPROBS, **fields}.items():
+    for name, value in {
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "n_logprobs": NO_LOGPROBS,
+        **fields,
+    }.items():
         params[name] = value
     params["seed"] = np.arange(n_rows)
     return Draw(
@@ -75,7 +80,10 @@ def main() -> None:
         for n_rows in args.rows:
             torch.manual_seed(0)
             logits = 3 * torch.randn(n_rows, size) + 10 * (torch.rand(n_rows, size) < 0.002)
-            ms = {kind: milliseconds(logits, draw_of(n_rows, **fields)) for kind, fields in KINDS.items()}
+            ms = {
+                kind: milliseconds(logits, draw_of(n_rows, **fields))
+                for kind, fields in KINDS.items()
+            }
             figures.append({"vocabulary": size, "rows": n_rows, **ms})
             print(f"{size:>10}{n_rows:>6}" + "".join(f"{value:>17.2f}" for value in ms.values()))
     if args.json:

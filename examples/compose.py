@@ -1,10 +1,11 @@
-"""The engine's loop by hand, and a scheduling policy of one's own: Ann asks six things at once, then Bob asks one.
+"""The engine's loop by hand, and a scheduling policy of one's own: Ann asks six things at once,
+then Bob asks one.
 
     python examples/compose.py [--model FOLDER]
 
-First come, first served: Bob waits for Ann's answers, all but the last. Fair queueing: he waits for one. The tokens are
-the same; only the policy differs, and a policy is a value: a state of its own and a pure function that ranks a request.
-"""
+First come, first served: Bob waits for Ann's answers, all but the last. Fair queueing: he waits for
+one. The tokens are the same; only the policy differs, and a policy is a value: a state of its own
+and a pure function that ranks a request."""
 
 from __future__ import annotations
 
@@ -12,14 +13,11 @@ import argparse
 from collections.abc import Sequence
 
 import nva
+from nva.loop import step
 from nva.state.engine import empty, is_busy
 from nva.state.plan import Output
 from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Request, request
-from nva.steps.commit import commit
-from nva.steps.pack import pack
-from nva.steps.sample import sample
-from nva.steps.schedule import schedule
 from nva.steps.submit import submit
 
 Tags = dict[str, float]  # user -> tokens asked for so far
@@ -28,8 +26,8 @@ Tags = dict[str, float]  # user -> tokens asked for so far
 def fair_step(tags: Tags, request: Request, arrival: int) -> tuple[Tags, float]:
     """Rank a request by the tokens its user asked for before it: whoever asked least goes first.
 
-    Start-time fair queueing (Goyal, Vin and Cheng 1996), for users who start together: a late one would first be
-    given the tag that is being served, lest the time before he came count as credit.
+    Start-time fair queueing (Goyal, Vin and Cheng 1996), for users who start together: a late one
+    would first be given the tag that is being served, lest the time before he came count as credit.
     """
     user, _, _ = str(request.id).partition("/")
     start = tags.get(user, 0.0)
@@ -44,10 +42,7 @@ def serve(engine: nva.Engine, policy: Policy, requests: Sequence[Request]) -> li
     state, kv, outputs = empty(engine.state.limits, policy), engine.kv, []
     state = submit(state, requests)
     while is_busy(state):
-        state, plan = schedule(state)  # who runs, how many tokens, which blocks
-        batch, draw = pack(state, plan)  # as arrays
-        logits, kv = engine.forward(engine.params, kv, batch)
-        state, output = commit(state, plan, sample(logits, draw, engine.filter))
+        state, kv, output = step(engine.steps, engine.forward, engine.params, state, kv)
         outputs.append(output)
     engine.kv = kv  # a handle is used up by the forward it is given to; this is the newest
     return outputs
@@ -56,7 +51,9 @@ def serve(engine: nva.Engine, policy: Policy, requests: Sequence[Request]) -> li
 def chart(requests: Sequence[Request], outputs: Sequence[Output]) -> str:
     """A line per request, a column per step: # where the step gave it a token."""
     got = [{found.id for found in output.requests} for output in outputs]
-    return "\n".join(f"  {r.id:<6}" + "".join(".#"[r.id in ids] for ids in got).rstrip(".") for r in requests)
+    return "\n".join(
+        f"  {r.id:<6}" + "".join(".#"[r.id in ids] for ids in got).rstrip(".") for r in requests
+    )
 
 
 def main() -> None:
@@ -69,7 +66,9 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     ask = nva.SamplingParams(temperature=0, max_tokens=12)
-    asked = {f"ann/{i}": f"A sentence about the number {i}:" for i in range(6)} | {"bob/0": "The capital of France is"}
+    asked = {f"ann/{i}": f"A sentence about the number {i}:" for i in range(6)} | {
+        "bob/0": "The capital of France is"
+    }
     requests = [request(id_, engine.tokenizer.encode(text), ask) for id_, text in asked.items()]
     for policy in (first_come_first_served, fair):
         outputs = serve(engine, policy, requests)

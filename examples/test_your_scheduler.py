@@ -1,11 +1,12 @@
-"""Test a scheduler of your own: write it wrong, and let Hypothesis find the shortest list of events that shows it.
+"""Test a scheduler of your own: write it wrong, and let Hypothesis find the shortest list of events
+that shows it.
 
     python examples/test_your_scheduler.py
 
-The wish: answers should not stutter while a long prompt is read, so a step that samples leaves chunks of prompts out.
-(Whether that is wise is for a benchmark to say.) Two ways to write it follow, and the engine's laws tell them apart.
-In a test suite of your own, put `@given(cases())` around `fold(events, limits, steps=Steps(schedule=yours))`.
-"""
+The wish: answers should not stutter while a long prompt is read, so a step that samples leaves
+chunks of prompts out. (Whether that is wise is for a benchmark to say.) Two ways to write it
+follow, and the engine's laws tell them apart. In a test suite of your own, put `@given(cases())`
+around `fold(events, limits, steps=Steps(schedule=yours))`."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from hypothesis import find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from nva.state.config import Limits
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.plan import Plan
 from nva.steps.schedule import schedule
 from nva.testing import Abort, Arrive, Event, Fork, Steps, events, fold, limits
@@ -29,7 +30,8 @@ N_EXAMPLES = 300
 
 
 def cross_out(state: EngineState) -> tuple[EngineState, Plan]:
-    """Wrong: the chunks are crossed out of the plan, but the state has already counted their tokens as computed."""
+    """Wrong: the chunks are crossed out of the plan, but the state has already counted their tokens
+    as computed."""
     state, plan = schedule(state)
     kept, sources = np.unique(plan.sample_sources, return_inverse=True)
     if not len(kept):
@@ -39,11 +41,14 @@ def cross_out(state: EngineState) -> tuple[EngineState, Plan]:
 
 
 def hold_back(state: EngineState) -> tuple[EngineState, Plan]:
-    """Right: a state is a value, so this step is given a state whose budget is its decode rows, and nothing to undo."""
+    """Right: a state is a value, so this step is given a state whose budget is its decode rows, and
+    nothing to undo."""
     rows, limits = state.rows, state.limits
     n_decoding = int((rows.is_running & (rows.n_tokens - rows.n_computed == 1)).sum())
     budget = min(n_decoding or limits.max_batched_tokens, limits.max_batched_tokens)
-    after, plan = schedule(attrs.evolve(state, limits=attrs.evolve(limits, max_batched_tokens=budget)))
+    after, plan = schedule(
+        attrs.evolve(state, limits=attrs.evolve(limits, max_batched_tokens=budget))
+    )
     return attrs.evolve(after, limits=limits), plan
 
 
@@ -75,8 +80,12 @@ def shortest_failure(yours: Schedule) -> tuple[Limits, list[Event]] | None:
 def describe(event: Event) -> str:
     """The event as a line."""
     if isinstance(event, Arrive):
-        return "arrive  " + ", ".join(f"{r.prompt.tolist()} + {r.params.max_tokens} tokens" for r in event.requests)
-    return f"{type(event).__name__.lower()}" + (f"  {event.number}" if isinstance(event, (Abort, Fork)) else "")
+        return "arrive  " + ", ".join(
+            f"{r.prompt.tolist()} + {r.params.max_tokens} tokens" for r in event.requests
+        )
+    return f"{type(event).__name__.lower()}" + (
+        f"  {event.number}" if isinstance(event, (Abort, Fork)) else ""
+    )
 
 
 def main() -> None:

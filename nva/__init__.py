@@ -10,18 +10,22 @@ Read run.py first; docs/tour.md walks one request through every file.
 import os
 import sys
 
-if sys.argv[1:2] == ["doctor"]:  # it must run where torch_npu can't be loaded, which torch would do by itself
+if sys.argv[1:2] == [
+    "doctor"
+]:  # it must run where torch_npu can't be loaded, which torch would do by itself
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
-from nva.answers import Completion, Sample, TextDelta
-from nva.load import Engine, Options, load
+from nva.engine import Engine, step
+from nva.loading.load import load
+from nva.loading.options import Options
 from nva.models.registry import register
-from nva.run import generate, run, step, stream
-from nva.state.config import Limits
+from nva.run import generate, run, stream
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.policy import Policy
 from nva.state.request import Request, SamplingParams
+from nva.text.answers import Completion, Sample, TextDelta
 
 __version__ = "0.1.0"
 

@@ -1,11 +1,12 @@
 """What the benchmarks share: workloads with fixed seeds, an engine to serve them, clocks, tables.
 
-The law: a figure is measured by the loop of run.py with a clock around each part, and the machine's own limits are
-measured beside it in the same minute, because they move. Read next: the files in bench/, one for each question.
-"""
+The law: a figure is measured by the loop of run.py with a clock around each part, and the machine's
+own limits are measured beside it in the same minute, because they move. Read next: the files in
+bench/, one for each question."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -18,22 +19,21 @@ from typing import Any
 import attrs
 import torch
 
+from nva.engine import Engine
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
-from nva.load import Engine, load
+from nva.loading.load import load
+from nva.loop import Steps, step
 from nva.models.checkpoint import Checkpoint, resolve_dtype
 from nva.models.params import EXPERTS, random_params
 from nva.models.registry import read_model
-from nva.state.config import Limits
 from nva.state.engine import empty, is_busy
+from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.state.rows import Rows, running
-from nva.steps.commit import commit
-from nva.steps.pack import pack
 from nva.steps.sample import filter_gaps, sample
-from nva.steps.schedule import schedule
 from nva.steps.submit import submit
-from nva.text import TextStream, detokenizer, read, text_stream
+from nva.text.detokenize import TextStream, detokenizer, read, text_stream
 
 PARTS = ("schedule", "pack", "forward", "sample", "commit", "detokenize")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -67,7 +67,9 @@ class Workload:
     output_lens: list[int]
 
 
-def random_workload(seed: int, n: int, prompt: tuple[int, int], output: tuple[int, int]) -> Workload:
+def random_workload(
+    seed: int, n: int, prompt: tuple[int, int], output: tuple[int, int]
+) -> Workload:
     """n prompts whose lengths are drawn from a range, as are those of the answers."""
     rng = random.Random(seed)
     prompts = [_ids(rng, rng.randint(*prompt)) for _ in range(n)]
@@ -78,7 +80,9 @@ def shared_workload(seed: int, n: int, n_shared: int, n_own: int, output_len: in
     """n prompts with the same first n_shared tokens and n_own of their own."""
     rng = random.Random(seed)
     prefix = _ids(rng, n_shared)
-    return Workload(prompts=[prefix + _ids(rng, n_own) for _ in range(n)], output_lens=[output_len] * n)
+    return Workload(
+        prompts=[prefix + _ids(rng, n_own) for _ in range(n)], output_lens=[output_len] * n
+    )
 
 
 def _ids(rng: random.Random, n: int) -> list[int]:
@@ -88,7 +92,10 @@ def _ids(rng: random.Random, n: int) -> list[int]:
 def fitted(workload: Workload, vocab_size: int) -> Workload:
     """The workload in ids below a vocabulary's size; those that are stay as they are."""
     first = min(100, vocab_size // 2)
-    prompts = [[id_ if id_ < vocab_size else first + id_ % (vocab_size - first) for id_ in p] for p in workload.prompts]
+    prompts = [
+        [id_ if id_ < vocab_size else first + id_ % (vocab_size - first) for id_ in p]
+        for p in workload.prompts
+    ]
     return attrs.evolve(workload, prompts=prompts)
 
 
@@ -97,7 +104,9 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
     if name not in SHAPES:
         return load(name, dtype=dtype, **options)
     spec, weights = read_model(SHAPES[name])
-    checkpoint = Checkpoint(folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights)
+    checkpoint = Checkpoint(
+        folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights
+    )
     kernels, kind = backend("cpu"), resolve_dtype(dtype, SHAPES[name])
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
     limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
@@ -112,14 +121,17 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
         reader=None,
         detokenizer=detokenizer(None),
         eos_ids=frozenset(),
-        filter=kernels.make_filter_gaps(filter_gaps),
+        steps=Steps(
+            sample=functools.partial(sample, filter_=kernels.make_filter_gaps(filter_gaps))
+        ),
         defaults={},
     )
 
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """One step: seconds of each part, what it computed, and how full the cache was, counted off the clock."""
+    """One step: seconds of each part, what it computed, and how full the cache was, counted off the
+    clock."""
 
     seconds: dict[str, float]
     n_tokens: int
@@ -139,7 +151,8 @@ class Step:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """A workload served: its steps, and the seconds from the start to each request's first and last token."""
+    """A workload served: its steps, and the seconds from the start to each request's first and last
+    token."""
 
     workload: Workload
     steps: list[Step]
@@ -158,7 +171,9 @@ class Report:
     @property
     def shares(self) -> dict[str, float]:
         """Share of the time that each part took."""
-        return {part: sum(step.seconds[part] for step in self.steps) / self.seconds for part in PARTS}
+        return {
+            part: sum(step.seconds[part] for step in self.steps) / self.seconds for part in PARTS
+        }
 
     @property
     def host_share(self) -> float:
@@ -167,44 +182,61 @@ class Report:
 
 
 def serve(engine: Engine, workload: Workload) -> Report:
-    """Serve a workload from an empty cache, all requests at once, greedy and past any end of sequence.
+    """Serve a workload from an empty cache, all requests at once, greedy and past any end of
+    sequence.
 
     Ids that the model's vocabulary doesn't have are replaced by others.
     """
     workload = fitted(workload, engine.state.limits.vocab_size)
-    asked = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in workload.output_lens]
-    requests = [request(i, ids, params) for i, (ids, params) in enumerate(zip(workload.prompts, asked, strict=True))]
-    engine.state = submit(empty(engine.state.limits, engine.state.policy, engine.state.seed), requests)
+    asked = [
+        SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in workload.output_lens
+    ]
+    requests = [
+        request(i, ids, params)
+        for i, (ids, params) in enumerate(zip(workload.prompts, asked, strict=True))
+    ]
+    engine.state = submit(
+        empty(engine.state.limits, engine.state.policy, engine.state.seed), requests
+    )
     streams = [text_stream(engine.detokenizer) for _ in requests]
     steps, times, start = list[Step](), [list[float]() for _ in requests], time.perf_counter()
     while is_busy(engine.state):
-        step, answered = _step(engine, streams)
-        steps.append(step)
+        timed, answered = _step(engine, streams)
+        steps.append(timed)
         for i in answered:
             times[i].append(time.perf_counter() - start)
-    seconds, first, last = time.perf_counter() - start, [each[0] for each in times], [each[-1] for each in times]
+    seconds, first, last = (
+        time.perf_counter() - start,
+        [each[0] for each in times],
+        [each[-1] for each in times],
+    )
     return Report(workload=workload, steps=steps, seconds=seconds, first=first, last=last)
 
 
 def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
-    """run.step and its text, with a clock; also which requests got a token."""
+    """A step and its text, with a clock; also which requests got a token."""
     marks = [time.perf_counter()]
+    seen: dict[str, Any] = {}
 
-    def mark(result: Any) -> Any:
+    def observe(part: str, result: Any) -> Any:
         marks.append(time.perf_counter())
+        seen[part] = result
         return result
 
-    state, plan = mark(schedule(engine.state))
-    batch, draw = mark(pack(state, plan))
-    logits, engine.kv = mark(engine.forward(engine.params, engine.kv, batch))
-    sampled = mark(sample(logits, draw, engine.filter))
-    engine.state, output = mark(commit(state, plan, sampled))
+    engine.state, engine.kv, output = step(
+        engine.steps, engine.forward, engine.params, engine.state, engine.kv, observe
+    )
+    state, plan = seen["schedule"]
     answered = [int(found.id) for found in output.requests]
     for i, token in zip(answered, output.tokens.tolist(), strict=True):
         streams[i], _ = read(streams[i], [token])
-    mark(None)
-    seconds = dict(zip(PARTS, (after - before for before, after in itertools.pairwise(marks)), strict=True))
-    return Step(seconds=seconds, n_tokens=plan.n_tokens, rows=state.rows, block_size=state.limits.block_size), answered
+    observe("detokenize", None)
+    seconds = dict(
+        zip(PARTS, (after - before for before, after in itertools.pairwise(marks)), strict=True)
+    )
+    return Step(
+        seconds=seconds, n_tokens=plan.n_tokens, rows=state.rows, block_size=state.limits.block_size
+    ), answered
 
 
 def best(function: Callable[[], Any], n: int = 5) -> float:
@@ -231,17 +263,22 @@ def matmul_limit(dtype: torch.dtype = torch.bfloat16, n: int = 1024) -> float:
 
 
 def _used(engine: Engine) -> Iterator[tuple[Any, float]]:
-    """Each weight of the layers, and what share of it one token is multiplied with: of experts only the active ones."""
+    """Each weight of the layers, and what share of it one token is multiplied with: of experts only
+    the active ones."""
     for layer, experts in zip(engine.params["layers"], engine.checkpoint.spec.experts, strict=True):
         for name, weight in layer.items():
-            yield weight, experts.n_active / experts.n_experts if experts and name in EXPERTS else 1.0
+            yield (
+                weight,
+                experts.n_active / experts.n_experts if experts and name in EXPERTS else 1.0,
+            )
 
 
 def weight_bytes(engine: Engine) -> float:
-    """Bytes of weights that decoding one token reads: the layers, of their experts the active ones, and the head.
+    """Bytes of weights that decoding one token reads: the layers, of their experts the active ones,
+    and the head.
 
-    Of the embedding it reads one row, which isn't counted. Rows that decode together share all but their experts.
-    """
+    Of the embedding it reads one row, which isn't counted. Rows that decode together share all but
+    their experts."""
     parts = [*_used(engine), (engine.params["norm"], 1.0), (engine.params["head"], 1.0)]
     return sum(share * stored_bytes(weight) for weight, share in parts)
 
@@ -253,13 +290,14 @@ def stored_bytes(params: Any) -> int:
 
 
 def kv_bytes(engine: Engine) -> int:
-    """Bytes of keys and values of one token, in all layers: a decode step reads them for each token of a row."""
+    """Bytes of keys and values of one token, in all layers: a decode step reads them for each token
+    of a row."""
     return sum(tensor[0, 0].nbytes for layer in engine.kv.layers for tensor in layer)
 
 
 def prefill_operations(engine: Engine, n: int) -> float:
-    """Operations that a prompt of n tokens takes: products with the weights, of experts with each token's active ones,
-    and causal attention in every layer."""
+    """Operations that a prompt of n tokens takes: products with the weights, of experts with each
+    token's active ones, and causal attention in every layer."""
     layers = engine.params["layers"]
     weights = sum(share * math.prod(weight.shape) for weight, share in _used(engine))
     attention = sum(4 * layer["o"].shape[1] * n * (n + 1) / 2 for layer in layers)
@@ -272,7 +310,9 @@ def goal(value: float, at_least: float | None = None, at_most: float | None = No
         return "none"
     sign, wanted, gap = (">=", at_least, -1) if at_most is None else ("<=", at_most, 1)
     missed = gap * (value / wanted - 1)
-    return f"{sign} {_text(float(wanted))}: " + ("met" if missed <= 0 else f"missed by {_text(100 * missed)} %")
+    return f"{sign} {_text(float(wanted))}: " + (
+        "met" if missed <= 0 else f"missed by {_text(100 * missed)} %"
+    )
 
 
 def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
@@ -290,7 +330,8 @@ def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
 
 
 def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
-    """Serve one request twice and tell of the second: the time to its first token, and that of each after it."""
+    """Serve one request twice and tell of the second: the time to its first token, and that of each
+    after it."""
     serve(engine, workload)
     limit, report = bandwidth(), serve(engine, workload)
     per_token = (report.last[0] - report.first[0]) / max(1, report.n_output - 1)
@@ -307,9 +348,13 @@ def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
 
 
 def quick(model: str | None, dtype: str, n: int) -> None:
-    """What `nva bench` prints: n requests together, then one alone. bench/ asks more, with more options."""
+    """What `nva bench` prints: n requests together, then one alone. bench/ asks more, with more
+    options."""
     engine = open_model(model, dtype, max_rows=n, max_model_len=1024)
-    show("many requests together", [throughput(engine, random_workload(0, n, (100, 512), (100, 256)))])
+    show(
+        "many requests together",
+        [throughput(engine, random_workload(0, n, (100, 512), (100, 256)))],
+    )
     show("one request alone", [latency(engine, random_workload(1, 1, (64, 64), (128, 128)))])
 
 

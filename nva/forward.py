@@ -1,9 +1,8 @@
 """The forward: what runs on the device in a step. `(params, kv, batch) -> (logits, kv)`.
 
-The law: the cache is donated. A KV handle serves one forward, which writes into it and hands on a new handle; a
-forward that raises has not used its handle up, and may be run again.
-Read next: models/decoder.py for the computation, kernels/__init__.py for what a device brings.
-"""
+The law: the cache is donated. A KV handle serves one forward, which writes into it and hands on a
+new handle; a forward that raises has not used its handle up, and may be run again. Read next:
+models/decoder.py for the computation, kernels/__init__.py for what a device brings."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from nva.models.params import Params
 from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
 from nva.state.columns import Int
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from nva.state.plan import Batch
 
 
@@ -34,10 +33,12 @@ class KV:
 
     @property
     def layers(self) -> tuple[Cache, ...]:
-        """The caches, [n_ids, block_size, n_kv_heads, head_dim] each. Raises RuntimeError if the handle is used up."""
+        """The caches, [n_ids, block_size, n_kv_heads, head_dim] each. Raises RuntimeError if the
+        handle is used up."""
         if self._layers is None:
             raise RuntimeError(
-                "this KV handle was already given to a forward, which has overwritten what it stood for; "
+                "this KV handle was already given to a forward, which has overwritten what it "
+                "stood for; "
                 "keep the handle that the forward returned: logits, kv = forward(params, kv, batch)"
             )
         return self._layers
@@ -51,7 +52,9 @@ class KV:
 Forward = Callable[[Params, KV, Batch], "tuple[Tensor, KV]"]
 
 
-def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | torch.device = "cpu") -> KV:
+def empty_kv(
+    spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | torch.device = "cpu"
+) -> KV:
     """Caches of zeros for all block ids, those of scratch included."""
     shape = (limits.n_scratch + limits.n_blocks, limits.block_size, spec.n_kv_heads, spec.head_dim)
     caches = [empty_cache(shape, dtype, torch.device(device)) for _ in range(2 * spec.n_layers)]
@@ -59,11 +62,13 @@ def empty_kv(spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: str | 
 
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. A CPU's are numpy's: they take memory only as they are first written, where torch writes them all, and ask
-    for huge pages, which scattered blocks are read faster from."""
+    """Zeros. A CPU's are numpy's: they take memory only as they are first written, where torch
+    writes them all, and ask for huge pages, which scattered blocks are read faster from."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(
+        dtype
+    )
 
 
 def make_forward(
@@ -73,10 +78,11 @@ def make_forward(
     device: str | torch.device = "cpu",
     enforce_eager: bool = False,
 ) -> Forward:
-    """The forward of a model: logits are [L, vocab_size] float32, one row per entry of batch.logit_index.
+    """The forward of a model: logits are [L, vocab_size] float32, one row per entry of
+    batch.logit_index.
 
-    It is compiled if the kernels gain by it, once per shape of the batch, unless enforce_eager forbids it.
-    """
+    It is compiled if the kernels gain by it, once per shape of the batch, unless enforce_eager
+    forbids it."""
     device = torch.device(device)
     tables, axes = rope_tables(spec, limits.max_model_len, device), rope_axes(spec, device)
     n_scratch_slots = limits.n_scratch * limits.block_size
@@ -102,7 +108,8 @@ def make_forward(
             # Padding, and nothing else, is written to the scratch blocks.
             is_padding=arrays["slots"] < n_scratch_slots if any(spec.experts) else None,
         )
-        # Where shapes are padded, they are compiled: images that come and go must not make other graphs.
+        # Where shapes are padded, they are compiled: images that come and go must not make other
+        # graphs.
         if spread and (batch.images or limits.token_buckets):
             features, is_image = spread(params["vision"], batch)
             inputs = attrs.evolve(inputs, features=features, is_image=is_image)
@@ -113,9 +120,8 @@ def make_forward(
 
 
 def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
-    """A function that gives the features of a batch's images at its tokens, 1 + n_deepstack of [T, H], and which those
-    tokens are [T, 1]. It takes the vision tower's parameters and the batch.
-    """
+    """A function that gives the features of a batch's images at its tokens, 1 + n_deepstack of [T,
+    H], and which those tokens are [T, 1]. It takes the vision tower's parameters and the batch."""
     encode = make_encode(spec, kernels, device)
 
     def spread(params: Params, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -133,11 +139,12 @@ def make_spread(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
 
 
 def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any:
-    """A function that gives the features of a batch's images by their digests, [1 + n_deepstack, n_tokens, H] each.
+    """A function that gives the features of a batch's images by their digests, [1 + n_deepstack,
+    n_tokens, H] each.
 
-    It keeps those of the last batch that had images, since a chunk that ends inside one is followed by another. The
-    tower is never compiled: its shapes are the sizes of images, and each occurs a few times at most.
-    """
+    It keeps those of the last batch that had images, since a chunk that ends inside one is followed
+    by another. The tower is never compiled: its shapes are the sizes of images, and each occurs a
+    few times at most."""
     kept: tuple[Params, dict[bytes, Tensor]] = {}, {}
 
     def encode(params: Params, batch: Batch) -> dict[bytes, Tensor]:
@@ -145,7 +152,10 @@ def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
         known = kept[1] if kept[0] is params else {}
         images = {span.image.digest: span.image for span in batch.images}
         encode_one = functools.partial(encode_image, spec, kernels, params, device=device)
-        found = {digest: known[digest] if digest in known else encode_one(image) for digest, image in images.items()}
+        found = {
+            digest: known[digest] if digest in known else encode_one(image)
+            for digest, image in images.items()
+        }
         kept = (params, found) if found else kept
         return found
 
@@ -158,11 +168,15 @@ _LAYOUT = tuple(attrs.fields_dict(Layout))
 
 
 def _to_device(buffer: Int, arrays: Mapping[str, Int], device: torch.device) -> dict[str, Tensor]:
-    """The arrays that follow each other in a buffer, as views of one tensor: copied at once, pinned for a GPU."""
+    """The arrays that follow each other in a buffer, as views of one tensor: copied at once, pinned
+    for a GPU."""
     staged = torch.empty(len(buffer), dtype=torch.int32, pin_memory=device.type == "cuda")
     staged.numpy()[:] = buffer
     parts = staged.to(device, non_blocking=True).split([array.size for array in arrays.values()])
-    return {name: part.view(array.shape) for part, (name, array) in zip(parts, arrays.items(), strict=True)}
+    return {
+        name: part.view(array.shape)
+        for part, (name, array) in zip(parts, arrays.items(), strict=True)
+    }
 
 
 def _layout(arrays: Mapping[str, Any]) -> Layout:

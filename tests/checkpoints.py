@@ -1,8 +1,8 @@
 """Tiny random checkpoints, written by transformers, for every way in which the families differ.
 
-Weights are drawn with a standard deviation of 0.2: at the usual 0.02 a wrong rope moves logits by 0.003, here by 9.
-The cases cover most pairs of family, rope, spelling, head, files, window and head size, not their full product.
-"""
+Weights are drawn with a standard deviation of 0.2: at the usual 0.02 a wrong rope moves logits by
+0.003, here by 9. The cases cover most pairs of family, rope, spelling, head, files, window and head
+size, not their full product."""
 
 from __future__ import annotations
 
@@ -68,9 +68,22 @@ def _two_ropes(full: dict[str, Any]) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": {**_rope("default"), "rope_theta": 50.0}}
 
 
-LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+LLAMA3 = _rope(
+    "llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
 YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=16)
-DEEPSEEK_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+DEEPSEEK_YARN = {
+    **YARN,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.3,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "truncate": False,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -94,18 +107,35 @@ def _case(family: str, rope: dict[str, Any] | None = None, **fields: Any) -> Cas
 
 
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
-_SAME = (MAX_MODEL_LEN,) * 3  # transformers changes these ropes with the length, so all rows reach the longest
+_SAME = (
+    MAX_MODEL_LEN,
+) * 3  # transformers changes these ropes with the length, so all rows reach the longest
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
-_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True}
+_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "norm_topk_prob": True,
+}
 _PLAIN_MOE = {**_MOE, "norm_topk_prob": False}
-_IDLE = {**_MOE, "num_experts": 40, "num_experts_per_tok": 1}  # most experts get no token in most steps
+_IDLE = {
+    **_MOE,
+    "num_experts": 40,
+    "num_experts_per_tok": 1,
+}  # most experts get no token in most steps
 
 CASES = {
     "llama": _case("llama"),
-    "llama-linear": _case("llama", _rope("linear", factor=2.5), spelling=4, tie_word_embeddings=True, is_sharded=True),
-    "llama-llama3": _case("llama", LLAMA3, head_dim=10, attention_bias=True, tie_word_embeddings=True),
+    "llama-linear": _case(
+        "llama", _rope("linear", factor=2.5), spelling=4, tie_word_embeddings=True, is_sharded=True
+    ),
+    "llama-llama3": _case(
+        "llama", LLAMA3, head_dim=10, attention_bias=True, tie_word_embeddings=True
+    ),
     "llama-yarn": _case("llama", YARN, spelling=4, mlp_bias=True),
-    "llama-dynamic": _case("llama", _rope("dynamic", factor=3.0), head_dim=20, is_sharded=True, lengths=_SAME),
+    "llama-dynamic": _case(
+        "llama", _rope("dynamic", factor=3.0), head_dim=20, is_sharded=True, lengths=_SAME
+    ),
     "llama-longrope": _case(  # the only one that stays within the original range
         "llama",
         _longrope(8, factor=3.0),
@@ -118,17 +148,36 @@ CASES = {
     "mistral-llama3": _case("mistral", LLAMA3, sliding_window=None, num_key_value_heads=1),
     "qwen2": _case("qwen2", tie_word_embeddings=True, spelling=4),
     "qwen2-yarn": _case("qwen2", DEEPSEEK_YARN, is_sharded=True, **_QWEN_WINDOW),
-    "qwen2-llama3": _case("qwen2", LLAMA3, spelling=4, is_sharded=True, use_sliding_window=False, sliding_window=7),
-    "qwen2-dynamic": _case("qwen2", _rope("dynamic", factor=2.0), spelling=4, lengths=_SAME, **_QWEN_WINDOW),
+    "qwen2-llama3": _case(
+        "qwen2", LLAMA3, spelling=4, is_sharded=True, use_sliding_window=False, sliding_window=7
+    ),
+    "qwen2-dynamic": _case(
+        "qwen2", _rope("dynamic", factor=2.0), spelling=4, lengths=_SAME, **_QWEN_WINDOW
+    ),
     "qwen2-longrope": _case(
-        "qwen2", _longrope(8, original_max_position_embeddings=16), tie_word_embeddings=True, lengths=(36, 17, 23)
+        "qwen2",
+        _longrope(8, original_max_position_embeddings=16),
+        tie_word_embeddings=True,
+        lengths=(36, 17, 23),
     ),
     "qwen3": _case("qwen3", head_dim=20, is_sharded=True, tie_word_embeddings=True, spelling=4),
     "qwen3-window": _case("qwen3", head_dim=8, **{**_QWEN_WINDOW, "sliding_window": 1}),
-    "qwen3-layers": _case("qwen3", YARN, head_dim=10, **{**_QWEN_WINDOW, "layer_types": _LAYER_TYPES}),
-    "qwen3-linear": _case("qwen3", _rope("linear", factor=4.0), head_dim=10, is_sharded=True, attention_bias=True),
-    "qwen3-yarn": _case("qwen3", {**YARN, "attention_factor": 1.5}, head_dim=20, tie_word_embeddings=True, spelling=4),
-    "qwen3-dynamic": _case("qwen3", _rope("dynamic", factor=2.0), head_dim=8, tie_word_embeddings=True, lengths=_SAME),
+    "qwen3-layers": _case(
+        "qwen3", YARN, head_dim=10, **{**_QWEN_WINDOW, "layer_types": _LAYER_TYPES}
+    ),
+    "qwen3-linear": _case(
+        "qwen3", _rope("linear", factor=4.0), head_dim=10, is_sharded=True, attention_bias=True
+    ),
+    "qwen3-yarn": _case(
+        "qwen3",
+        {**YARN, "attention_factor": 1.5},
+        head_dim=20,
+        tie_word_embeddings=True,
+        spelling=4,
+    ),
+    "qwen3-dynamic": _case(
+        "qwen3", _rope("dynamic", factor=2.0), head_dim=8, tie_word_embeddings=True, lengths=_SAME
+    ),
     "qwen3-longrope": _case(
         "qwen3",
         _longrope(10, original_max_position_embeddings=16, attention_factor=1.2),
@@ -137,7 +186,12 @@ CASES = {
         **_QWEN_WINDOW,
     ),
     "gemma3": _case(
-        "gemma3", _two_ropes(_rope("default")), spelling=4, head_dim=10, sliding_window=5, query_pre_attn_scalar=30
+        "gemma3",
+        _two_ropes(_rope("default")),
+        spelling=4,
+        head_dim=10,
+        sliding_window=5,
+        query_pre_attn_scalar=30,
     ),
     "gemma3-linear": _case(
         "gemma3",
@@ -187,7 +241,8 @@ CASES = {
 
 
 def build(case: Case, folder: Path, seed: int = 0) -> PreTrainedModel:
-    """Write the case's checkpoint into the folder and return the model, eager attention, float32."""
+    """Write the case's checkpoint into the folder and return the model, eager attention,
+    float32."""
     config_class, model_class = FAMILIES[case.family]
     config = config_class(**{**SIZES, "rope_parameters": dict(case.rope), **case.config})
     config._attn_implementation = "eager"
@@ -214,12 +269,14 @@ def edit_json(path: Path, edit: Any) -> None:
 
 
 def respell(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts; Gemma's layers by
-    a pattern.
-    """
+    """A config as transformers 4 wrote it: rope_theta, and rope_scaling with a `type`; num_experts;
+    Gemma's layers by a pattern."""
     rope = config.pop("rope_parameters")
     if "full_attention" in rope:
-        config["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        config["rope_local_base_freq"], rope = (
+            rope["sliding_attention"]["rope_theta"],
+            rope["full_attention"],
+        )
         config["sliding_window_pattern"] = 6
         del config["layer_types"]
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")

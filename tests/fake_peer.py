@@ -12,7 +12,8 @@ def open_peer(model: str, dtype: str) -> Serve:
     print("libraries print where they shouldn't")
 
     def serve(prompts: list[list[int]], output_lens: list[int]) -> tuple[float, float, int]:
-        """Numbers that tell what arrived; a prompt of one token gets an answer that is too short."""
+        """Numbers that tell what arrived; a prompt of one token gets an answer that is too
+        short."""
         print("at any time")
         return float(prompts[0][0]), float(len(prompts)), sum(output_lens) - (len(prompts[0]) == 1)
 

@@ -1,4 +1,5 @@
-"""docs/add_a_model.md does what it says: its family is registered, its proof holds, and a wrong family fails it."""
+"""docs/add_a_model.md does what it says: its family is registered, its proof holds, and a wrong
+family fails it."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ FAMILY, PROOF = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A random Granite, and a folder to import granite.py from; what it registers is forgotten afterwards."""
+    """A random Granite, and a folder to import granite.py from; what it registers is forgotten
+    afterwards."""
     for known in (FAMILIES, VERIFIED):
         monkeypatch.setitem(known, "GraniteForCausalLM", ())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "granite", raising=False)
     scales = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
-    model = GraniteForCausalLM(GraniteConfig(**SIZES, **scales, logits_scaling=4.0, tie_word_embeddings=False))
+    model = GraniteForCausalLM(
+        GraniteConfig(**SIZES, **scales, logits_scaling=4.0, tie_word_embeddings=False)
+    )
     randomize(model, seed=1)
     model.save_pretrained(tmp_path / "model")
     return tmp_path
@@ -42,7 +46,8 @@ def test_the_page_adds_a_model_and_proves_it(folder: Path) -> None:
 
 @pytest.mark.parametrize("scale", ["embed_scale", "attn_scale", "residual_scale", "logit_scale"])
 def test_the_proof_fails_without_one_of_the_scales(folder: Path, scale: str) -> None:
-    """A scale that the family reads and then forgets; one that it doesn't even read is refused before the proof."""
+    """A scale that the family reads and then forgets; one that it doesn't even read is refused
+    before the proof."""
     forgotten = re.sub(rf"(\n *){scale}=(.*),", r"\1**dict.fromkeys([], \2),", FAMILY)
     assert forgotten != FAMILY
     (folder / "granite.py").write_text(forgotten)
@@ -54,5 +59,7 @@ def test_the_proof_fails_without_one_of_the_scales(folder: Path, scale: str) -> 
 @pytest.mark.parametrize("setting", ["embedding_multiplier", "logits_scaling"])
 def test_a_setting_that_the_family_does_not_read_is_refused(folder: Path, setting: str) -> None:
     (folder / "granite.py").write_text(re.sub(rf"\n.*{setting}.*", "", FAMILY))
-    with pytest.raises(ValueError, match=f"config.json sets {setting}, which nva doesn't implement for Granite"):
+    with pytest.raises(
+        ValueError, match=f"config.json sets {setting}, which nva doesn't implement for Granite"
+    ):
         exec(PROOF, {"folder": folder / "model"})

@@ -1,4 +1,5 @@
-"""The benchmarks measure what they say: fixed workloads, every request answered, figures that add up."""
+"""The benchmarks measure what they say: fixed workloads, every request answered, figures that add
+up."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.checkpoints import CASES, build
 def engine(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("llama")
     build(CASES["llama"], folder)
-    return bench.open_model(str(folder), "float32", device="cpu", n_blocks=40, max_rows=4, max_model_len=24)
+    return bench.open_model(
+        str(folder), "float32", device="cpu", n_blocks=40, max_rows=4, max_model_len=24
+    )
 
 
 def test_workloads_are_the_same_every_time() -> None:
@@ -46,7 +49,10 @@ def test_serving_answers_all_and_accounts_for_its_time(engine) -> None:
     workload = bench.random_workload(0, 6, (2, 9), (1, 8))
     report = bench.serve(engine, workload)
     assert sum(step.n_tokens for step in report.steps) == report.n_total - len(workload.prompts)
-    assert all(0 < first <= last <= report.seconds for first, last in zip(report.first, report.last, strict=True))
+    assert all(
+        0 < first <= last <= report.seconds
+        for first, last in zip(report.first, report.last, strict=True)
+    )
     assert sum(sum(step.seconds.values()) for step in report.steps) <= report.seconds
     assert 0 < report.host_share < 1
     assert 0 < sum(report.shares.values()) <= 1
@@ -68,7 +74,9 @@ def test_a_shared_prefix_is_computed_once(engine) -> None:
         (1.0, {}, "none"),
     ],
 )
-def test_a_goal_says_by_how_much_it_is_missed(figure: float, wanted: dict[str, float], line: str) -> None:
+def test_a_goal_says_by_how_much_it_is_missed(
+    figure: float, wanted: dict[str, float], line: str
+) -> None:
     assert bench.goal(figure, **wanted) == line
 
 
@@ -76,7 +84,9 @@ def test_the_work_of_a_prompt_is_what_a_sum_over_its_matrices_gives(engine) -> N
     hidden, inner, q, kv, vocab, n = 48, 72, 6 * 8, 2 * 8, 97, 5
     products = (q + 2 * kv) * hidden + hidden * q + 3 * inner * hidden + 2 * hidden  # and the norms
     attention = sum(4 * q * length for length in range(1, n + 1))
-    expected = 2 * (2 * n * products + attention) + 2 * vocab * hidden  # the last token's logits only
+    expected = (
+        2 * (2 * n * products + attention) + 2 * vocab * hidden
+    )  # the last token's logits only
     assert bench.prefill_operations(engine, n) == expected
 
 
@@ -84,7 +94,9 @@ def test_of_experts_the_active_ones_are_counted(tmp_path: Path) -> None:
     """The second of two layers has 6 experts, of which 3 compute a token."""
     config = {**CASES["qwen3_moe"].config, "num_hidden_layers": 2, "mlp_only_layers": [0]}
     build(attrs.evolve(CASES["qwen3_moe"], config=config), tmp_path)
-    engine = bench.open_model(str(tmp_path), "float32", device="cpu", n_blocks=40, max_rows=4, max_model_len=24)
+    engine = bench.open_model(
+        str(tmp_path), "float32", device="cpu", n_blocks=40, max_rows=4, max_model_len=24
+    )
     hidden, inner, q, kv, vocab, n = 48, 72, 6 * 8, 2 * 8, 97, 5
     common = 2 * ((q + 2 * kv) * hidden + hidden * q + 2 * hidden + 2 * 8)
     active = common + 3 * inner * hidden + 6 * hidden + 3 * 3 * 20 * hidden  # MLP, router, experts
@@ -96,10 +108,15 @@ def test_of_experts_the_active_ones_are_counted(tmp_path: Path) -> None:
     assert bench.weight_bytes(engine) == bench.stored_bytes(engine.params) - unread
 
 
-def test_nva_bench_measures_a_model_with_a_small_vocabulary(engine, tmp_path: Path, capsys, monkeypatch) -> None:
-    """What it prints, on prompts short enough for a test; Llama 2 and Mistral have 32,000 ids, this one 97."""
+def test_nva_bench_measures_a_model_with_a_small_vocabulary(
+    engine, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """What it prints, on prompts short enough for a test; Llama 2 and Mistral have 32,000 ids, this
+    one 97."""
     monkeypatch.setattr(bench, "open_model", lambda *_, **__: engine)
-    monkeypatch.setattr(bench, "random_workload", lambda seed, n, *_: random_workload(seed, n, (2, 9), (2, 8)))
+    monkeypatch.setattr(
+        bench, "random_workload", lambda seed, n, *_: random_workload(seed, n, (2, 9), (2, 8))
+    )
     bench.quick("anything", "float32", 3)
     assert "one request alone" in capsys.readouterr().out
 
@@ -110,10 +127,18 @@ def test_keys_and_values_of_a_token_are_counted_in_every_layer(engine) -> None:
 
 def test_a_request_that_joins_a_prefix_costs_no_more_than_those_before() -> None:
     row = {"requests": 2, "seconds": 1.0, "computed": 10, "unique tokens": 10, "prefix cache": True}
-    more = [row, row | {"requests": 4, "seconds": 1.5}, row | {"requests": 5, "seconds": 1.8, "computed": 12}]
+    more = [
+        row,
+        row | {"requests": 4, "seconds": 1.5},
+        row | {"requests": 5, "seconds": 1.8, "computed": 12},
+    ]
     found = with_goals(more)
     assert [row["goal: ms"] for row in found] == ["none", "<= 550: met", "<= 275: missed by 9.09 %"]
-    assert [row["goal: computed"] for row in found] == ["<= 10: met", "<= 10: met", "<= 10: missed by 20 %"]
+    assert [row["goal: computed"] for row in found] == [
+        "<= 10: met",
+        "<= 10: met",
+        "<= 10: missed by 20 %",
+    ]
 
 
 def test_tables_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""The command line: flags reach the records, answers stdout; mistakes end in one line; chat keeps what was said."""
+"""The command line: flags reach the records, answers stdout; mistakes end in one line; chat keeps
+what was said."""
 
 import io
 import json
@@ -10,14 +11,17 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from nva import cli
-from nva.answers import Completion, Sample, TextDelta
-from nva.load import Options
+from nva.cli import main as cli
+from nva.loading.options import Options
 from nva.state.request import SamplingParams
+from nva.text.answers import Completion, Sample, TextDelta
 
 
 def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion:
-    samples = [Sample(text=text, token_ids=(5, 6), finish_reason=reason, stopped_by=2, logprobs=None) for text in texts]
+    samples = [
+        Sample(text=text, token_ids=(5, 6), finish_reason=reason, stopped_by=2, logprobs=None)
+        for text in texts
+    ]
     return Completion(
         index=index,
         prompt_token_ids=(1, 2, 3),
@@ -31,7 +35,9 @@ def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion
 def calls(monkeypatch):
     """An engine that writes down what it is asked, and answers "Hi."."""
     limits = SimpleNamespace(max_model_len=100)
-    engine = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="x"), state=SimpleNamespace(limits=limits))
+    engine = SimpleNamespace(
+        tokenizer=SimpleNamespace(chat_template="x"), state=SimpleNamespace(limits=limits)
+    )
     asked = SimpleNamespace(engine=engine, loads=[], prompts=[], closed=0)
 
     def load(model, **options):
@@ -118,7 +124,9 @@ def test_a_prompt_is_a_question_where_the_model_can_chat(calls):
     cli.main(["run", "Hello"])
     assert calls.prompts == [question]
     cli.main(["run", "Hello", "--system", "Be brief."])
-    assert calls.prompts == [{"messages": [{"role": "system", "content": "Be brief."}, *question["messages"]]}]
+    assert calls.prompts == [
+        {"messages": [{"role": "system", "content": "Be brief."}, *question["messages"]]}
+    ]
     cli.main(["run", "Hello", "--raw"])
     assert calls.prompts == ["Hello"]
     calls.engine.tokenizer = None
@@ -133,7 +141,9 @@ def test_template_options_go_with_the_messages(calls, monkeypatch):
     flags = [part for option in typed for part in ("--template-option", option)]
     options = {"a": False, "b": True, "c": 3, "d": "x=y", "e": ["f"]}
     assert cli.main(["run", "Hello", *flags]) == 0
-    assert calls.prompts == [{"messages": [{"role": "user", "content": "Hello"}], "template_options": options}]
+    assert calls.prompts == [
+        {"messages": [{"role": "user", "content": "Hello"}], "template_options": options}
+    ]
     type_lines(monkeypatch, "one", "two")
     calls.prompts = []
     assert cli.main(["chat", *flags]) == 0
@@ -252,8 +262,17 @@ def contents(prompt):
 def test_chat_asks_with_all_that_was_said(calls, capsys, monkeypatch):
     type_lines(monkeypatch, "one", "", "  two ", "/what", "/reset", "three", "/exit", "four")
     assert cli.main(["chat", "--system", "S"]) == 0
-    assert list(map(contents, calls.prompts)) == [["S", "one"], ["S", "one", "Hi.", "two"], ["S", "three"]]
-    assert [message["role"] for message in calls.prompts[1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert list(map(contents, calls.prompts)) == [
+        ["S", "one"],
+        ["S", "one", "Hi.", "two"],
+        ["S", "three"],
+    ]
+    assert [message["role"] for message in calls.prompts[1]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
     out, err = capsys.readouterr()
     assert out == "Hi.\n" * 3
     assert "3 prompt tokens, 2 of them cached" in err
@@ -296,12 +315,16 @@ def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
 
 
 def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
-    monkeypatch.setattr(cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     assert cli.main(["run", "x"]) == 130
 
 
 @pytest.mark.parametrize("form", [["--raw"], ["--json"]])
-def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(calls, capsys, monkeypatch, form):
+def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(
+    calls, capsys, monkeypatch, form
+):
     seen = []
 
     def completions(*_, **__):
@@ -336,11 +359,15 @@ def test_models_lists_every_family_and_how_it_is_verified(capsys, monkeypatch):
     listed = {name: claims.strip() for name, claims in lines.items()}
     assert listed.keys() == cli.FAMILIES.keys()
     assert listed["MyForCausalLM"] == "not verified here"
-    assert listed["LlamaForCausalLM"].startswith("logits equal to transformers'; real text of SmolLM2 135M")
+    assert listed["LlamaForCausalLM"].startswith(
+        "logits equal to transformers'; real text of SmolLM2 135M"
+    )
 
 
 def test_python_m_nva_is_the_same():
-    shown = subprocess.run([sys.executable, "-m", "nva", "--version"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "nva", "--version"], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.startswith("nva ")
 
 
@@ -351,7 +378,9 @@ def test_the_demo_model_answers(demo_model, capsys):
     question = "What is the capital of France? Answer briefly."
     assert cli.main(["run", question, "What is 2 + 3?", "--model", str(demo_model), *SMALL]) == 0
     out, err = capsys.readouterr()
-    assert out == f"> {question}\nThe capital of France is Paris.\n\n> What is 2 + 3?\n2 + 3 = 5\n\n"
+    assert (
+        out == f"> {question}\nThe capital of France is Paris.\n\n> What is 2 + 3?\n2 + 3 = 5\n\n"
+    )
     assert "2/2" in err and "tokens/s]" in err
 
 
@@ -369,7 +398,16 @@ def test_a_conversation_that_is_full_says_how_to_go_on(demo_model, capsys, monke
     """The first answer fills the model; what follows is refused until /reset, and then answered."""
     question = "What is the capital of France? Answer briefly."
     type_lines(monkeypatch, "Count from one to a hundred.", question, "/reset", question)
-    sizes = ["--max-model-len", "64", "--max-tokens", "64", "--temperature", "0", "--dtype", "float32"]
+    sizes = [
+        "--max-model-len",
+        "64",
+        "--max-tokens",
+        "64",
+        "--temperature",
+        "0",
+        "--dtype",
+        "float32",
+    ]
     assert cli.main(["chat", "--model", str(demo_model), *sizes]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\nThe capital of France is Paris.\n\n")

@@ -1,4 +1,5 @@
-"""The doctor's findings on machines that are a folder of files and an answer of the child process."""
+"""The doctor's findings on machines that are a folder of files and an answer of the child
+process."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import sys
 
 import pytest
 
-from nva import cli, doctor
-from nva.doctor import Machine, diagnose, is_healthy
+from nva.cli import doctor
+from nva.cli import main as cli
+from nva.cli.doctor import Machine, diagnose, is_healthy
 
 NPU = {
     "torch": "2.9.0",
@@ -29,7 +31,11 @@ FILES = {
     "usr/local/Ascend/firmware/version.info": "Version=7.8.0.2\n",
     "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info": "version=8.5.0\n",
 }
-TUNED = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TASK_QUEUE_ENABLE": "1", "OMP_NUM_THREADS": "4"}
+TUNED = {
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+    "TASK_QUEUE_ENABLE": "1",
+    "OMP_NUM_THREADS": "4",
+}
 
 
 @pytest.fixture
@@ -42,7 +48,9 @@ def diagnosed(tmp_path, monkeypatch):
                 (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / path).write_text(text)
         monkeypatch.setattr(doctor, "probe_torch", lambda _: torch)
-        monkeypatch.setattr(doctor, "about_modes", lambda *_: [])  # looks at this process's own torch_npu
+        monkeypatch.setattr(
+            doctor, "about_modes", lambda *_: []
+        )  # looks at this process's own torch_npu
         found = diagnose(Machine(root=tmp_path, environment=environment))
         return {finding.subject: finding for finding in found}
 
@@ -102,7 +110,9 @@ def test_a_note_leaves_the_machine_healthy(diagnosed, changes, subject, advice):
 
 def test_small_shared_memory_is_a_problem(diagnosed, tmp_path, monkeypatch):
     (tmp_path / "dev/shm").mkdir(parents=True)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("usage", (), {"total": 64 << 20}))
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda _: type("usage", (), {"total": 64 << 20})
+    )
     assert "--shm-size" in diagnosed()["/dev/shm"].advice
 
 
@@ -112,7 +122,9 @@ def test_every_torch_npu_has_its_own_graph_modes():
     assert {finding.level for finding in modes.values()} == {"note"}
 
 
-@pytest.mark.parametrize("script", ["raise ImportError('libhccl.so: cannot open')", "import os; os._exit(139)"])
+@pytest.mark.parametrize(
+    "script", ["raise ImportError('libhccl.so: cannot open')", "import os; os._exit(139)"]
+)
 def test_a_child_that_fails_or_crashes_is_reported(tmp_path, script, monkeypatch):
     monkeypatch.setattr(doctor, "PROBE", script)
     found = doctor.probe_torch(Machine(root=tmp_path, python=sys.executable))

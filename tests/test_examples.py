@@ -1,4 +1,5 @@
-"""The examples are right: beam search as in transformers, policy and scheduler as they promise, the tour as printed."""
+"""The examples are right: beam search as in transformers, policy and scheduler as they promise, the
+tour as printed."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,9 @@ from nva.testing import Arrive
 from tests.checkpoints import CASES, build
 
 BLOCK_SIZE, N_BLOCKS, MAX_TOKENS = 4, 40, 12
-PROMPTS = [np.random.default_rng(i).integers(0, 97, length).tolist() for i, length in enumerate((1, 7, 8))]
+PROMPTS = [
+    np.random.default_rng(i).integers(0, 97, length).tolist() for i, length in enumerate((1, 7, 8))
+]
 STOPS = {"one": {2}, "some": {5, 11, 40}, "many": {*range(0, 97, 4)}}
 
 Models = tuple[nva.Engine, PreTrainedModel]
@@ -38,33 +42,54 @@ Models = tuple[nva.Engine, PreTrainedModel]
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A checkpoint in our engine, whose budget of 6 tokens cuts longer prompts into chunks, and in transformers."""
+    """A checkpoint in our engine, whose budget of 6 tokens cuts longer prompts into chunks, and in
+    transformers."""
     folder = tmp_path_factory.mktemp(request.param)
     model = build(CASES[request.param], folder)
-    return nva.load(folder, block_size=BLOCK_SIZE, n_blocks=N_BLOCKS, max_rows=6, max_batched_tokens=6), model
+    return nva.load(
+        folder, block_size=BLOCK_SIZE, n_blocks=N_BLOCKS, max_rows=6, max_batched_tokens=6
+    ), model
 
 
-def expected(model: PreTrainedModel, prompt: list[int], stop_ids: set[int], **options: Any) -> list[tuple[int, ...]]:
+def expected(
+    model: PreTrainedModel, prompt: list[int], stop_ids: set[int], **options: Any
+) -> list[tuple[int, ...]]:
     """All outputs of transformers' beam search, best first, without what it pads them with."""
     ids = torch.tensor([prompt])
-    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": sorted(stop_ids)}
-    found = model.generate(ids, do_sample=False, num_return_sequences=options["num_beams"], **options)
+    options |= {
+        "attention_mask": torch.ones_like(ids),
+        "pad_token_id": 0,
+        "eos_token_id": sorted(stop_ids),
+    }
+    found = model.generate(
+        ids, do_sample=False, num_return_sequences=options["num_beams"], **options
+    )
     outputs = found[:, len(prompt) :].tolist()
-    ends = [next((i for i, token in enumerate(output) if token in stop_ids), len(output)) for output in outputs]
+    ends = [
+        next((i for i, token in enumerate(output) if token in stop_ids), len(output))
+        for output in outputs
+    ]
     return [tuple(output[: end + 1]) for output, end in zip(outputs, ends, strict=True)]
 
 
 def test_beam_search_finds_what_transformers_finds(models: Models) -> None:
-    """All beams, in order, for several widths, penalties and sets of stop ids; some stop, some reach the length."""
+    """All beams, in order, for several widths, penalties and sets of stop ids; some stop, some
+    reach the length."""
     engine, model = models
     endings = Counter[bool]()
     for prompt, stop_ids in zip(PROMPTS, STOPS.values(), strict=True):
         engine.eos_ids = frozenset(stop_ids)
         for n_beams in (2, 3, 6):
             for penalty in (0.0, 1.0, 2.0, -1.0):
-                options = {"num_beams": n_beams, "length_penalty": penalty, "max_new_tokens": MAX_TOKENS}
+                options = {
+                    "num_beams": n_beams,
+                    "length_penalty": penalty,
+                    "max_new_tokens": MAX_TOKENS,
+                }
                 answers = beam_search(engine, prompt, n_beams, MAX_TOKENS, penalty)
-                assert [found.token_ids for found in answers] == expected(model, prompt, stop_ids, **options)
+                assert [found.token_ids for found in answers] == expected(
+                    model, prompt, stop_ids, **options
+                )
                 endings.update(found.token_ids[-1] in stop_ids for found in answers)
     assert endings[True]
     assert endings[False]
@@ -75,7 +100,9 @@ def test_one_beam_is_greedy(models: Models) -> None:
     engine.eos_ids = frozenset({5, 11, 40})
     for prompt in PROMPTS:
         (found,) = beam_search(engine, prompt, 1, MAX_TOKENS)
-        (greedy,) = nva.generate(engine, [prompt], nva.SamplingParams(temperature=0, max_tokens=MAX_TOKENS))
+        (greedy,) = nva.generate(
+            engine, [prompt], nva.SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+        )
         assert found.token_ids == greedy.token_ids
 
 
@@ -119,23 +146,39 @@ def test_beams_that_do_not_fit_are_refused(models: Models, n_beams: int) -> None
 def test_fair_queueing_serves_a_light_user_early_and_changes_no_token(models: Models) -> None:
     engine, _ = models
     ids = ["ann/0", "ann/1", "ann/2", "ann/3", "ann/4", "ann/5", "ann/6", "bob/0"]
-    requests = [request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6)) for i, id_ in enumerate(ids)]
-    runs = {policy.name: serve(engine, policy, requests) for policy in (first_come_first_served, fair)}
-    finished = {name: [found for output in outputs for found in output.finished] for name, outputs in runs.items()}
-    tokens = {name: {found.request.id: found.token_ids for found in order} for name, order in finished.items()}
+    requests = [
+        request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6))
+        for i, id_ in enumerate(ids)
+    ]
+    runs = {
+        policy.name: serve(engine, policy, requests) for policy in (first_come_first_served, fair)
+    }
+    finished = {
+        name: [found for output in outputs for found in output.finished]
+        for name, outputs in runs.items()
+    }
+    tokens = {
+        name: {found.request.id: found.token_ids for found in order}
+        for name, order in finished.items()
+    }
     assert tokens["fcfs"] == tokens["fair"]
     order = {name: [found.request.id for found in found] for name, found in finished.items()}
     assert order["fcfs"].index("bob/0") >= 6
     assert order["fair"].index("bob/0") < 6
 
 
-def test_the_loop_by_hand_samples_by_the_engine_s_own_filter(models: Models) -> None:
+def test_the_loop_by_hand_samples_by_the_engine_s_own_sampler(models: Models) -> None:
     engine, calls = models[0], list[int]()
-    plain = engine.filter
-    engine.filter = lambda gaps, params: (calls.append(len(gaps)), plain(gaps, params))[1]
+    plain = engine.steps
+
+    def counted(logits: Any, draw: Any) -> Any:
+        calls.append(len(draw.positions))
+        return plain.sample(logits, draw)
+
+    engine.steps = attrs.evolve(plain, sample=counted)
     ask = nva.SamplingParams(temperature=1.0, top_p=0.5, seed=1, max_tokens=3)
     serve(engine, first_come_first_served, [request("ann/0", [1, 2, 3], ask)])
-    engine.filter = plain
+    engine.steps = plain
     assert calls == [1, 1, 1]
 
 
@@ -165,9 +208,12 @@ def test_a_mistake_on_an_example_s_command_line_is_said(
     assert BAD[line] in last
 
 
-@pytest.mark.parametrize(("prefix_caching", "law"), [(False, "slots that nobody wrote"), (True, "key identity")])
+@pytest.mark.parametrize(
+    ("prefix_caching", "law"), [(False, "slots that nobody wrote"), (True, "key identity")]
+)
 def test_the_laws_tell_a_right_scheduler_from_a_wrong_one(prefix_caching: bool, law: str) -> None:
-    """The case that the example shrinks to: a prompt's first chunk goes with another request's last."""
+    """The case that the example shrinks to: a prompt's first chunk goes with another request's
+    last."""
     size = nva.Limits(
         vocab_size=7,
         max_model_len=4,
@@ -195,25 +241,32 @@ def test_the_scheduler_example_shrinks_to_two_requests(capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_the_tour_prints_what_it_says(demo_model: Path) -> None:
     assert demo_model.is_dir()
-    results = doctest.testfile(str(Path(__file__).parents[1] / "docs/tour.md"), module_relative=False)
+    results = doctest.testfile(
+        str(Path(__file__).parents[1] / "docs/tour.md"), module_relative=False
+    )
     assert results.attempted > 30
     assert results.failed == 0
 
 
 @pytest.mark.slow
 def test_a_kernel_of_ones_own_serves_as_the_page_on_operators_says(demo_model: Path) -> None:
-    """Both ways: its snippet with one kernel, and what lies in the cache by the reference's kernels together."""
+    """Both ways: its snippet with one kernel, and what lies in the cache by the reference's kernels
+    together."""
     assert demo_model.is_dir()
     page = (Path(__file__).parents[1] / "docs/custom_op.md").read_text()
     found: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], found)
     engine, plain = found["engine"], vars(reference)
-    question = {"messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]}
+    question = {
+        "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+    }
     params = nva.SamplingParams(temperature=0, max_tokens=20)
     together = ("write_kv", "attention_inputs", "attention", "copy_blocks", "compiled")
     changed = {**vars(found["kernels"]), **{name: plain[name] for name in together}}
     for kernels in (found["kernels"], SimpleNamespace(**changed)):
-        engine.state = empty(engine.state.limits)  # what the prefix cache has lies as the other kernels wrote it
+        engine.state = empty(
+            engine.state.limits
+        )  # what the prefix cache has lies as the other kernels wrote it
         engine.forward = make_forward(engine.checkpoint.spec, engine.state.limits, kernels)
         for completion in nva.generate(engine, [question] * 4, params):
             assert completion.text == "The capital of France is Paris."

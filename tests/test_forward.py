@@ -1,4 +1,5 @@
-"""The forward's handle, its copies and its logits. tests/models/test_parity.py shows that the logits are right."""
+"""The forward's handle, its copies and its logits. tests/models/test_parity.py shows that the
+logits are right."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def prefill(n_first: int = 11, n_second: int = 7) -> Batch:
 
 def with_arrays(batch: Batch, **changed: Any) -> Batch:
     """The batch with some arrays, or numbers, replaced."""
-    fields = {name: getattr(batch, name) for name in attrs.fields_dict(Batch) if name not in ("buffer", "images")}
+    fields = {
+        name: getattr(batch, name)
+        for name in attrs.fields_dict(Batch)
+        if name not in ("buffer", "images")
+    }
     return make_batch(**{**fields, **changed})
 
 
@@ -66,7 +71,8 @@ def test_a_used_handle_raises_and_says_what_to_do(forward, kv: KV) -> None:
     _, fresh = forward(PARAMS, kv, prefill())
     for use in (lambda: forward(PARAMS, kv, prefill()), lambda: kv.layers, kv.renew):
         with pytest.raises(
-            RuntimeError, match=r"already given to a forward.*keep the handle that the forward returned"
+            RuntimeError,
+            match=r"already given to a forward.*keep the handle that the forward returned",
         ):
             use()
     assert forward(PARAMS, fresh, prefill())[1] is not fresh
@@ -79,7 +85,8 @@ def test_the_caches_are_donated_not_copied(forward, kv: KV) -> None:
 
 
 def test_a_forward_that_raises_leaves_its_handle_usable(forward, kv: KV) -> None:
-    """It fails in the second layer, when the first has written already; run again, it gives the same logits."""
+    """It fails in the second layer, when the first has written already; run again, it gives the
+    same logits."""
     calls = []
 
     def attention(*args: Any, **options: Any) -> Tensor:
@@ -130,7 +137,8 @@ def test_only_the_slots_of_a_batch_and_its_padding_are_written(forward, kv: KV) 
 
 
 def test_copies_run_before_anything_reads(forward, kv: KV) -> None:
-    """A fork: block 7, which holds positions [8, 10) of row 0, is copied to 20; both go on, and agree."""
+    """A fork: block 7, which holds positions [8, 10) of row 0, is copied to 20; both go on, and
+    agree."""
     _, kv = forward(PARAMS, kv, prefill(10))
     tables = [np.array([9, 5, 7]), np.array([9, 5, 20])]
     step = packed([ROWS[0], ROWS[0]], tables, {0: (10, 11), 1: (10, 11)})
@@ -158,7 +166,9 @@ def test_padding_changes_nothing(forward) -> None:
         context_lens=batch.context_lens[:rows],
         logit_index=batch.logit_index[:n],
     )
-    alone, _ = make_forward(SPEC, exact, reference)(PARAMS, empty_kv(SPEC, LIMITS, torch.float32), cut)
+    alone, _ = make_forward(SPEC, exact, reference)(
+        PARAMS, empty_kv(SPEC, LIMITS, torch.float32), cut
+    )
     torch.testing.assert_close(padded[:n], alone)
     assert len(padded) > n
 

@@ -1,4 +1,5 @@
-"""Gemma 3 270M, real weights on the CPU: transformers' tokens, alone and among others, beyond the window too."""
+"""Gemma 3 270M, real weights on the CPU: transformers' tokens, alone and among others, beyond the
+window too."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def engine(gemma_model: Path) -> nva.Engine:
-    return nva.load(gemma_model, dtype="float32", max_model_len=1024, max_rows=8, max_batched_tokens=100)
+    return nva.load(
+        gemma_model, dtype="float32", max_model_len=1024, max_rows=8, max_batched_tokens=100
+    )
 
 
 def test_greedy_tokens_are_transformers(engine: nva.Engine, gemma_model: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(gemma_model, dtype=torch.float32)
-    answers = nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
+    answers = nva.generate(
+        engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    )
     assert len(answers[-1].prompt_token_ids) > 512
     for answer in answers:
         ids = torch.tensor([answer.prompt_token_ids])
@@ -39,5 +44,7 @@ def test_greedy_tokens_are_transformers(engine: nva.Engine, gemma_model: Path) -
 
 
 def test_the_sky_is_blue(engine: nva.Engine) -> None:
-    (answer,) = nva.generate(engine, "The sky is blue. The colour of the sky is", nva.SamplingParams(temperature=0))
+    (answer,) = nva.generate(
+        engine, "The sky is blue. The colour of the sky is", nva.SamplingParams(temperature=0)
+    )
     assert answer.text.startswith(" blue")

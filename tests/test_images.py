@@ -1,5 +1,5 @@
-"""Prompts with images through the whole engine: transformers' tokens, whatever chunks, blocks and neighbours there are;
-an image is found again by its content; what can't be read is refused."""
+"""Prompts with images through the whole engine: transformers' tokens, whatever chunks, blocks and
+neighbours there are; an image is found again by its content; what can't be read is refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ import pytest
 import torch
 from PIL import Image as Pillow
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoImageProcessor, PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
+from transformers import (
+    AutoImageProcessor,
+    PreTrainedTokenizerFast,
+    Qwen3VLForConditionalGeneration,
+)
 
 import nva
-from nva.images import ImageReader, encode_prompt, image_sources, largest_image, read_image
 from nva.models.registry import read_model
 from nva.state.engine import check
 from nva.state.media import positions_between
+from nva.steps.pack import pack
+from nva.steps.schedule import schedule
+from nva.text.images import ImageReader, encode_prompt, image_sources, largest_image, read_image
 from tests.models.test_qwen3_vl import IMAGE, TEXT, build
 
 TEMPLATE = """{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
@@ -37,7 +43,13 @@ PREPROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-SIZES: dict[str, Any] = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_rows": 6, "max_model_len": 80}
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "block_size": 4,
+    "max_rows": 6,
+    "max_model_len": 80,
+}
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -47,12 +59,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def servable(path: Path, **text_config: Any) -> Path:
-    """A random Qwen3-VL in the folder, with a tokenizer of 97 characters, a chat template and an image processor."""
+    """A random Qwen3-VL in the folder, with a tokenizer of 97 characters, a chat template and an
+    image processor."""
     build(path, **text_config)
     vocab = {SPECIAL.get(i, chr(0x4E00 + i)): i for i in range(TEXT["vocab_size"])}
     characters = Tokenizer(models.WordLevel(vocab, unk_token=chr(0x4E00)))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, additional_special_tokens=list(SPECIAL.values()))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters, additional_special_tokens=list(SPECIAL.values())
+    )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
@@ -94,13 +109,19 @@ def expected(folder: Path) -> list[list[int]]:
     answers = []
     for given in PROMPTS:
         images = image_sources(given)
-        written = tokenizer.apply_chat_template(given["messages"], tokenize=False) if isinstance(given, dict) else given
+        written = (
+            tokenizer.apply_chat_template(given["messages"], tokenize=False)
+            if isinstance(given, dict)
+            else given
+        )
         seen = process(images=images, return_tensors="pt") if images else {}
         for n in seen["image_grid_thw"].prod(-1).tolist() if images else ():
             written = written.replace("<|image_pad|>", "@" * (n // 4), 1)
         ids = tokenizer(written.replace("@", "<|image_pad|>"), return_tensors="pt").input_ids
         marks = {"mm_token_type_ids": (ids == IMAGE).int()} if images else {}
-        out = model.generate(ids, **seen, **marks, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        out = model.generate(
+            ids, **seen, **marks, max_new_tokens=8, do_sample=False, pad_token_id=0
+        )
         answers.append(out[0, ids.shape[1] :].tolist())
     return answers
 
@@ -116,10 +137,10 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-def test_answers_are_transformers(folder: Path, expected: list[list[int]], limits: dict[str, Any], monkeypatch) -> None:
+def test_answers_are_transformers(
+    folder: Path, expected: list[list[int]], limits: dict[str, Any]
+) -> None:
     seen: Counter[str] = Counter()
-    run = sys.modules["nva.run"]
-    schedule, pack = run.schedule, run.pack
 
     def counted(state):
         state, plan = schedule(state)
@@ -131,9 +152,8 @@ def test_answers_are_transformers(folder: Path, expected: list[list[int]], limit
         seen.update(cut=sum(span.count < span.image.n_tokens for span in batch.images))
         return batch, draw
 
-    monkeypatch.setattr(run, "schedule", counted)
-    monkeypatch.setattr(run, "pack", watched)
     engine = nva.load(folder, **SIZES, **limits)
+    engine.steps = attrs.evolve(engine.steps, schedule=counted, pack=watched)
     answers = nva.generate(engine, PROMPTS, GREEDY)
     assert [list(answer.token_ids) for answer in answers] == expected
     check(engine.state)
@@ -144,7 +164,8 @@ def test_answers_are_transformers(folder: Path, expected: list[list[int]], limit
 
 
 def test_the_same_image_is_found_again_and_another_is_not(folder: Path, tmp_path: Path) -> None:
-    """As a picture or in a file. Before the image stands one block of text, which all prompts share."""
+    """As a picture or in a file. Before the image stands one block of text, which all prompts
+    share."""
     picture(0).save(tmp_path / "same.png")
     engine = nva.load(folder, **SIZES, n_blocks=200)
     cached = []
@@ -160,7 +181,8 @@ def test_the_same_image_is_found_again_and_another_is_not(folder: Path, tmp_path
 def test_keys_without_content_and_positions_without_offset_are_caught(
     folder: Path, expected: list[list[int]], fault: str, monkeypatch
 ) -> None:
-    """One finds another image's blocks, the other decodes as if an image took as much room as it has tokens."""
+    """One finds another image's blocks, the other decodes as if an image took as much room as it
+    has tokens."""
     faults = {
         "content_between": lambda media, start, end: b"",
         "positions_between": lambda media, start, end: positions_between(
@@ -176,7 +198,9 @@ def test_keys_without_content_and_positions_without_offset_are_caught(
 def test_an_image_cut_by_chunks_is_computed_once(folder: Path, monkeypatch) -> None:
     forward = sys.modules["nva.forward"]
     calls, encode = [], forward.encode_image
-    monkeypatch.setattr(forward, "encode_image", lambda *args, **named: calls.append(args) or encode(*args, **named))
+    monkeypatch.setattr(
+        forward, "encode_image", lambda *args, **named: calls.append(args) or encode(*args, **named)
+    )
     engine = nva.load(folder, **SIZES, n_blocks=200, max_batched_tokens=5)
     nva.generate(engine, [prompt(text(0, 6), picture(0), text(1, 3))], GREEDY)
     assert len(calls) == 1
@@ -190,7 +214,9 @@ def test_samples_of_one_prompt_share_its_image(folder: Path) -> None:
     (together,) = nva.generate(engine, [PROMPTS[0]], params)
     pressed = nva.load(folder, **SIZES, n_blocks=22, max_batched_tokens=3)
     (again,) = nva.generate(pressed, [PROMPTS[0]], params)
-    assert [sample.token_ids for sample in together.samples] == [sample.token_ids for sample in again.samples]
+    assert [sample.token_ids for sample in together.samples] == [
+        sample.token_ids for sample in again.samples
+    ]
     assert len({sample.token_ids for sample in together.samples}) > 1
 
 
@@ -215,9 +241,15 @@ def test_a_huge_image_is_scaled_and_a_turned_one_set_upright(folder: Path) -> No
         (prompt(b"png"), "give the path of a file, or a PIL image"),
         (prompt(picture(0, 1, 300)), "can't be used: absolute aspect ratio"),
         (prompt("<|image_pad|>"), "has 1 tokens 90, which stand for images, and 0 images"),
-        (prompt("<|image_pad|>", picture(0)), "has 2 tokens 90, which stand for images, and 1 images"),
+        (
+            prompt("<|image_pad|>", picture(0)),
+            "has 2 tokens 90, which stand for images, and 1 images",
+        ),
         ([3, IMAGE], "has 1 tokens 90, which stand for images, and 0 images"),
-        (prompt(*[picture(i) for i in range(12)]), "the prompt has .* tokens; at most 79 leave room"),
+        (
+            prompt(*[picture(i) for i in range(12)]),
+            "the prompt has .* tokens; at most 79 leave room",
+        ),
     ],
 )
 def test_what_is_refused(folder: Path, given: Any, message: str) -> None:
@@ -236,8 +268,12 @@ def test_a_processor_unlike_the_model_is_refused(folder: Path, tmp_path: Path) -
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     engine = nva.load(tmp_path, **SIZES, n_blocks=200)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, "patch_size": 8}))
-    with pytest.raises(ValueError, match=r"makes patches of \(384, 2\), config.json asks for \(96, 2\)"):
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({**PREPROCESSOR, "patch_size": 8})
+    )
+    with pytest.raises(
+        ValueError, match=r"makes patches of \(384, 2\), config.json asks for \(96, 2\)"
+    ):
         nva.generate(engine, [prompt(picture(0))], GREEDY)
 
 
@@ -264,7 +300,8 @@ def test_a_checkpoint_without_a_processor_reads_text(folder: Path, tmp_path: Pat
 def test_the_largest_image(
     folder: Path, tmp_path: Path, config: dict[str, Any], max_tokens: int, expected: Any
 ) -> None:
-    """What the processor makes of a huge picture; without a limit of its own, what a prompt may hold."""
+    """What the processor makes of a huge picture; without a limit of its own, what a prompt may
+    hold."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
     assert spec is not None
@@ -276,7 +313,9 @@ def test_the_largest_image(
         assert made.patches.shape == image.patches.shape
 
 
-def test_without_a_processor_a_prompt_bounds_the_largest_image(folder: Path, tmp_path: Path) -> None:
+def test_without_a_processor_a_prompt_bounds_the_largest_image(
+    folder: Path, tmp_path: Path
+) -> None:
     spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
     assert spec is not None
     assert largest_image(ImageReader(folder=tmp_path, spec=spec), 10).n_tokens == 9

@@ -1,8 +1,9 @@
-"""Loading: options that can't be had are refused; the cache takes its share of memory; a GPU's path is walked."""
+"""Loading: options that can't be had are refused; the cache takes its share of memory; a GPU's path
+is walked."""
 
 from __future__ import annotations
 
-import sys
+import importlib
 
 import pytest
 import torch
@@ -10,12 +11,12 @@ import torch
 import nva
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend, reference
+from nva.loading.warm_up import filled_batch
 from nva.models import random_params
-from nva.start import filled_batch
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from tests.npu.models import CONFIGS, tiny_spec
 
-load = sys.modules["nva.load"]  # nva.load is the function
+load = importlib.import_module("nva.loading.load")
 SMALL = {"max_model_len": 64, "max_rows": 4, "n_blocks": 16}
 
 
@@ -28,8 +29,14 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = [
-    ({"enforce_eager": True, "graph": "ge"}, "enforce_eager never compiles, but graph is 'ge'; give one of them"),
-    ({"enforce_eager": True, "graph": "aclgraph"}, "enforce_eager never compiles, but graph is 'aclgraph'"),
+    (
+        {"enforce_eager": True, "graph": "ge"},
+        "enforce_eager never compiles, but graph is 'ge'; give one of them",
+    ),
+    (
+        {"enforce_eager": True, "graph": "aclgraph"},
+        "enforce_eager never compiles, but graph is 'aclgraph'",
+    ),
     ({"graph": "ge"}, "graph='ge' is for device npu; on cpu leave it at auto"),
     ({"graph": "cuda"}, "graph is 'cuda'; choose one of auto, eager, ge, aclgraph"),
     ({"device": "cuda:x"}, "device is 'cuda:x'; give cpu, cuda, npu, cuda:1"),
@@ -39,10 +46,19 @@ REFUSED = [
     ({"policy": ["fcfs"]}, r"policy is \['fcfs'\]; choose one of fcfs"),
     ({"cache_memory": "infGiB"}, "memory is 'infGiB'; give bytes"),
     ({"cache_memory": "1e999GiB"}, "memory is '1e999GiB'; give bytes"),
-    ({"max_rows": 10**8}, "100000000 rows of up to 8192 tokens .* don't fit .*; lower max_rows, max_model_len, or"),
+    (
+        {"max_rows": 10**8},
+        "100000000 rows of up to 8192 tokens .* don't fit .*; lower max_rows, max_model_len, or",
+    ),
     ({"max_rows": 10**12}, r"max_rows is 1000000000000; give a whole number in \[1, 2147483647\]"),
-    ({"n_blocks": 2**31 - 1}, "2147483647 blocks of 16 tokens, more than slots can be numbered; lower"),
-    ({"n_blocks": 2**26}, "a cache of 67108864 blocks don't fit .*; lower max_rows, max_model_len, or n_blocks"),
+    (
+        {"n_blocks": 2**31 - 1},
+        "2147483647 blocks of 16 tokens, more than slots can be numbered; lower",
+    ),
+    (
+        {"n_blocks": 2**26},
+        "a cache of 67108864 blocks don't fit .*; lower max_rows, max_model_len, or n_blocks",
+    ),
     ({"block_size": 2**31}, "block_size is 2147483648; give a whole number in"),
 ]
 
@@ -59,11 +75,16 @@ def test_a_model_has_a_name() -> None:
 
 
 def test_eager_may_be_said_twice(demo_model) -> None:
-    assert nva.load(demo_model, enforce_eager=True, graph="eager", **SMALL).state.limits.n_blocks == 16
+    assert (
+        nva.load(demo_model, enforce_eager=True, graph="eager", **SMALL).state.limits.n_blocks == 16
+    )
 
 
 def test_a_gpu_that_is_not_there_is_refused(demo_model, monkeypatch, two_gpus) -> None:
-    with pytest.raises(ValueError, match=r"device is 'cuda:2', but torch .* finds 2 GPUs here; give another, or cpu"):
+    with pytest.raises(
+        ValueError,
+        match=r"device is 'cuda:2', but torch .* finds 2 GPUs here; give another, or cpu",
+    ):
         nva.load(demo_model, device="cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"device is 'cuda', but torch .* finds 0 GPUs here"):
@@ -71,8 +92,11 @@ def test_a_gpu_that_is_not_there_is_refused(demo_model, monkeypatch, two_gpus) -
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
-def test_an_engine_for_a_gpu_asks_the_reference_kernels_for_memory(demo_model, monkeypatch, two_gpus, device) -> None:
-    """Its tensors are put on the CPU here: where they would be and how fast, only a GPU can show."""
+def test_an_engine_for_a_gpu_asks_the_reference_kernels_for_memory(
+    demo_model, monkeypatch, two_gpus, device
+) -> None:
+    """Its tensors are put on the CPU here: where they would be and how fast, only a GPU can
+    show."""
     placed, memory = [], []
     monkeypatch.setattr(load, "place", lambda name: placed.append(name) or torch.device("cpu"))
     monkeypatch.setattr(reference, "cache_memory", lambda where: memory.append(where) or 1 << 24)
@@ -94,18 +118,25 @@ def test_a_forward_names_no_device_but_its_own(name: str) -> None:
     limits = Limits(vocab_size=spec.vocab_size, position_axes=3 if spec.rope_axes else 1, **SMALL)
     params = random_params(spec, torch.float32, torch.Generator())
     params = torch.utils._pytree.tree_map(lambda tensor: tensor.to("meta"), params)
-    forward, kv = make_forward(spec, limits, reference, "meta"), empty_kv(spec, limits, torch.float32, "meta")
+    forward, kv = (
+        make_forward(spec, limits, reference, "meta"),
+        empty_kv(spec, limits, torch.float32, "meta"),
+    )
     logits, _ = forward(params, kv, filled_batch(limits, 7, 3))
     assert logits.shape == (3, spec.vocab_size)
     assert logits.device.type == "meta"
 
 
 @pytest.mark.parametrize("options", [{"cache_memory": "4MiB"}, {"n_blocks": 5}])
-def test_nobody_is_asked_for_free_memory_when_the_cache_has_its_size(demo_model, monkeypatch, options) -> None:
+def test_nobody_is_asked_for_free_memory_when_the_cache_has_its_size(
+    demo_model, monkeypatch, options
+) -> None:
     def fail(_: torch.device) -> int:
         raise AssertionError("asked")
 
     for kernels in (reference, backend("cpu")):
         monkeypatch.setattr(kernels, "cache_memory", fail)
     engine = nva.load(demo_model, device="cpu", dtype="float32", max_model_len=64, **options)
-    assert engine.state.limits.n_blocks == options.get("n_blocks", (4 << 20) // (2 * 30 * 16 * 3 * 64 * 4))
+    assert engine.state.limits.n_blocks == options.get(
+        "n_blocks", (4 << 20) // (2 * 30 * 16 * 3 * 64 * 4)
+    )

@@ -1,4 +1,5 @@
-"""Peers are asked what nva is asked: through the protocol, in workloads of the same lengths, with the same weights."""
+"""Peers are asked what nva is asked: through the protocol, in workloads of the same lengths, with
+the same weights."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ def test_a_peer_is_asked_in_a_python_of_its_own_and_may_print_what_it_likes() ->
 
 
 def test_an_answer_with_tokens_missing_is_no_answer() -> None:
-    with running(*FAKE, "model", "bfloat16") as serve, pytest.raises(RuntimeError, match="2 tokens where 3 were"):
+    with (
+        running(*FAKE, "model", "bfloat16") as serve,
+        pytest.raises(RuntimeError, match="2 tokens where 3 were"),
+    ):
         serve(bench.Workload(prompts=[[7]], output_lens=[3]))
 
 
 def test_a_peer_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="ended without an answer"), running(*FAKE, "missing", "bfloat16"):
+    with (
+        pytest.raises(RuntimeError, match="ended without an answer"),
+        running(*FAKE, "missing", "bfloat16"),
+    ):
         pass
     assert "no such model" in capfd.readouterr().err
 
@@ -42,20 +49,37 @@ def test_rounds_have_the_same_lengths_and_sharing_but_no_prompt_in_common() -> N
         rounds = [workloads.shifted(workload, n) for n in range(3)]
         assert rounds[0] == workload
         assert len({tuple(tuple(map(len, each.prompts)) for each in rounds)}) == 1
-        assert not {tuple(ids[:16]) for ids in rounds[1].prompts} & {tuple(ids[:16]) for ids in rounds[2].prompts}
-        assert all(100 <= token < 40_000 for each in rounds for ids in each.prompts for token in ids)
+        assert not {tuple(ids[:16]) for ids in rounds[1].prompts} & {
+            tuple(ids[:16]) for ids in rounds[2].prompts
+        }
+        assert all(
+            100 <= token < 40_000 for each in rounds for ids in each.prompts for token in ids
+        )
     shared = rounds[2].prompts  # of W4, the last
     assert len({tuple(ids[:1024]) for ids in shared}) == 1 < len({tuple(ids) for ids in shared})
 
 
 def test_a_warm_up_is_the_same_prompts_with_short_answers() -> None:
     workload = bench.Workload(prompts=[[1], [2]], output_lens=[3, 30])
-    assert workloads.shortened(workload, 8) == bench.Workload(prompts=[[1], [2]], output_lens=[3, 8])
+    assert workloads.shortened(workload, 8) == bench.Workload(
+        prompts=[[1], [2]], output_lens=[3, 8]
+    )
 
 
-def test_a_comparison_counts_the_tokens_and_the_time_that_a_workload_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    shape = bench.SHAPES["qwen3-0.6b-shape"] | small | {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 40_000}
+def test_a_comparison_counts_the_tokens_and_the_time_that_a_workload_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+    }
+    shape = (
+        bench.SHAPES["qwen3-0.6b-shape"]
+        | small
+        | {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 40_000}
+    )
     monkeypatch.setitem(bench.SHAPES, "small-shape", shape)
     monkeypatch.setattr("bench.peers.ratio.bandwidth", lambda: 1e9)
     engine = bench.open_model("small-shape", "float32", max_rows=2, max_model_len=64, n_blocks=64)
@@ -69,15 +93,24 @@ def test_a_comparison_counts_the_tokens_and_the_time_that_a_workload_is_about(mo
     assert seconds("W1", (0.5, 1.5)) == 1.5
 
 
-@pytest.mark.parametrize(("family", "head_dim"), [("llama", 8), ("qwen3", 128)])  # the only size the reader knows
-def test_a_gguf_file_holds_the_weights_of_the_checkpoint(family: str, head_dim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "head_dim"), [("llama", 8), ("qwen3", 128)]
+)  # the only size the reader knows
+def test_a_gguf_file_holds_the_weights_of_the_checkpoint(
+    family: str, head_dim: int, tmp_path: Path
+) -> None:
     config, model = FAMILIES[family]
     torch.manual_seed(0)
-    original = model(config(**SIZES | {"vocab_size": 300, "head_dim": head_dim, "tie_word_embeddings": True}))
+    original = model(
+        config(**SIZES | {"vocab_size": 300, "head_dim": head_dim, "tie_word_embeddings": True})
+    )
     original.save_pretrained(tmp_path)
     models.write_gguf(tmp_path, tmp_path / "model.gguf", "bf16")
     read = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="model.gguf", dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        tmp_path,
+        gguf_file="model.gguf",
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     for name, weight in original.state_dict().items():
         rounded = weight if weight.ndim == 1 else weight.bfloat16().float()

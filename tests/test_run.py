@@ -1,4 +1,5 @@
-"""The user's calls on a tiny random model with a real tokenizer: what comes back, in what order, what is refused."""
+"""The user's calls on a tiny random model with a real tokenizer: what comes back, in what order,
+what is refused."""
 
 import importlib
 import inspect
@@ -16,15 +17,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import nva
-from nva.answers import Answers
 from nva.forward import KV
-from nva.load import LoadOptions, demo_folder
+from nva.loading.find import demo_folder
+from nva.loading.options import LoadOptions
 from nva.state.engine import check, is_busy
 from nva.state.request import request
 from nva.steps.submit import submit
 from nva.testing.laws import snapshot
+from nva.text.answers import Answers
 
-LOOP = importlib.import_module("nva.run")  # the module; nva.run is its function
+LOOP = importlib.import_module("nva.engine")
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 SIZES = {"dtype": "float32", "n_blocks": 64, "block_size": 4, "max_model_len": 256, "max_rows": 8}
@@ -83,7 +85,9 @@ def test_run_is_load_and_generate(folder, engine) -> None:
     assert answers[1].n_prompt_tokens == 3
     assert all(len(answer.token_ids) == 12 for answer in answers)
     assert all(answer.finish_reason == "length" and answer.stopped_by is None for answer in answers)
-    assert answers[0].text == engine.tokenizer.decode(answers[0].token_ids, skip_special_tokens=True)
+    assert answers[0].text == engine.tokenizer.decode(
+        answers[0].token_ids, skip_special_tokens=True
+    )
 
 
 @pytest.mark.parametrize("prompt", ["Hello", [5, 6, 7], MESSAGES])
@@ -98,7 +102,9 @@ def test_no_prompts_no_answers(engine) -> None:
 
 def test_messages_begin_with_one_bos(engine) -> None:
     (answer,) = nva.generate(engine, MESSAGES, GREEDY)
-    text = engine.tokenizer.apply_chat_template(MESSAGES["messages"], add_generation_prompt=True, tokenize=False)
+    text = engine.tokenizer.apply_chat_template(
+        MESSAGES["messages"], add_generation_prompt=True, tokenize=False
+    )
     assert engine.tokenizer.decode(answer.prompt_token_ids) == text
 
 
@@ -106,7 +112,9 @@ def test_params_are_one_for_all_or_one_each(engine) -> None:
     each = [nva.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
     answers = nva.generate(engine, ["a", "b"], each)
     assert [len(answer.token_ids) for answer in answers] == [1, 5]
-    with pytest.raises(ValueError, match="2 prompts came with 1 params; give one record, or one per prompt"):
+    with pytest.raises(
+        ValueError, match="2 prompts came with 1 params; give one record, or one per prompt"
+    ):
         nva.generate(engine, ["a", "b"], each[:1])
 
 
@@ -116,7 +124,9 @@ def test_samples_are_answers_of_one_prompt(engine) -> None:
     assert len(answer.samples) == 3
     assert len({sample.token_ids for sample in answer.samples}) == 3
     assert answer.text == answer.samples[0].text
-    (alone,) = nva.generate(engine, "Once", nva.SamplingParams(n=1, seed=7, max_tokens=8, ignore_eos=True))
+    (alone,) = nva.generate(
+        engine, "Once", nva.SamplingParams(n=1, seed=7, max_tokens=8, ignore_eos=True)
+    )
     assert alone.token_ids == answer.samples[0].token_ids
 
 
@@ -130,7 +140,9 @@ def test_a_seed_repeats_and_no_seed_varies(engine) -> None:
 
 
 def test_logprobs_are_those_of_the_model(engine, folder) -> None:
-    params = nva.SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    params = nva.SamplingParams(
+        temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True
+    )
     prompt = [10, 20, 30, 40, 50]
     (answer,) = nva.generate(engine, prompt, params)
     ids = [*prompt, *answer.token_ids]
@@ -161,7 +173,9 @@ def test_a_stop_token_ends_the_text_before_it(engine) -> None:
     (whole,) = nva.generate(engine, "Hello", GREEDY)
     stop_id = whole.token_ids[4]
     first = whole.token_ids.index(stop_id)
-    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop_id])
+    params = nva.SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop_id]
+    )
     (answer,) = nva.generate(engine, "Hello", params)
     assert answer.token_ids == whole.token_ids[: first + 1]
     assert (answer.finish_reason, answer.stopped_by) == ("stop", stop_id)
@@ -171,7 +185,9 @@ def test_a_stop_token_ends_the_text_before_it(engine) -> None:
 def test_min_tokens_forbids_the_stop_until_then(engine) -> None:
     (whole,) = nva.generate(engine, "Hello", GREEDY)
     stop = list(set(whole.token_ids))
-    params = nva.SamplingParams(temperature=0, max_tokens=12, min_tokens=5, ignore_eos=True, stop_token_ids=stop)
+    params = nva.SamplingParams(
+        temperature=0, max_tokens=12, min_tokens=5, ignore_eos=True, stop_token_ids=stop
+    )
     (answer,) = nva.generate(engine, "Hello", params)
     assert len(answer.token_ids) > 5
     assert not set(answer.token_ids[:5]) & set(stop)
@@ -225,7 +241,9 @@ def test_two_streams_read_in_turn_answer_as_alone(engine) -> None:
     found = [[], []]
     for _ in range(40):
         for number, stream in enumerate(streams):
-            found[number] += [event for event in [next(stream, None)] if isinstance(event, nva.Completion)]
+            found[number] += [
+                event for event in [next(stream, None)] if isinstance(event, nva.Completion)
+            ]
     assert [answers[0].token_ids for answers in found] == [answer.token_ids for answer in alone]
 
 
@@ -247,11 +265,14 @@ def test_a_step_that_raises_leaves_an_engine_that_serves(engine, monkeypatch) ->
 
 
 @pytest.mark.parametrize("last", ["forward", "sample", "commit"])
-def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monkeypatch, last) -> None:
-    """The part has returned and its result is not stored yet: a handle renewed by the forward would be lost."""
+def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(
+    engine, monkeypatch, last
+) -> None:
+    """The part has returned and its result is not stored yet: a handle renewed by the forward would
+    be lost."""
     expected = nva.generate(engine, "Hello", GREEDY)
-    calls, owner = [], engine if last == "forward" else LOOP
-    part = getattr(owner, last)
+    calls = []
+    part = engine.forward if last == "forward" else getattr(engine.steps, last)
 
     def interrupted(*args):
         result = part(*args)
@@ -262,7 +283,10 @@ def test_an_interrupt_right_after_any_part_of_a_step_loses_nothing(engine, monke
 
     other = nva.stream(engine, "Hello", GREEDY)
     events = [next(other)]
-    monkeypatch.setattr(owner, last, interrupted)
+    if last == "forward":
+        monkeypatch.setattr(engine, "forward", interrupted)
+    else:
+        monkeypatch.setattr(engine, "steps", attrs.evolve(engine.steps, **{last: interrupted}))
     with pytest.raises(KeyboardInterrupt):
         nva.generate(engine, "Hello again", GREEDY)
     events += other  # goes on where it was
@@ -306,7 +330,9 @@ def is_cut_short(events: Iterator[object], line: int) -> bool:
 
 @pytest.mark.parametrize("line", range(1, 2000, 117))
 def test_an_interrupt_at_any_line_of_a_step_loses_nothing(engine, line) -> None:
-    params = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, min_tokens=1, stop="@")
+    params = nva.SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, min_tokens=1, stop="@"
+    )
     (expected,) = nva.generate(engine, "Hello", params)
     dying, other = nva.stream(engine, "Hello again", params), nva.stream(engine, "Hello", params)
     events = [next(other)]
@@ -362,7 +388,9 @@ def test_a_step_within_a_step_is_refused(engine, monkeypatch) -> None:
 
 def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
     (expected,) = nva.generate(engine, "Hello", GREEDY)
-    engine.state = submit(engine.state, [request("mine", [1, 2, 3], attrs.evolve(GREEDY, max_tokens=15))])
+    engine.state = submit(
+        engine.state, [request("mine", [1, 2, 3], attrs.evolve(GREEDY, max_tokens=15))]
+    )
     assert nva.generate(engine, "Hello", GREEDY)[0].token_ids == expected.token_ids
     while is_busy(engine.state):
         output = nva.step(engine)
@@ -370,7 +398,9 @@ def test_a_request_submitted_by_hand_runs_beside_the_others(engine) -> None:
 
 
 def test_stop_ids_beyond_the_vocabulary_are_refused(engine) -> None:
-    with pytest.raises(ValueError, match="request 'mine': stop_ids has token id 1000000; the vocabulary is"):
+    with pytest.raises(
+        ValueError, match="request 'mine': stop_ids has token id 1000000; the vocabulary is"
+    ):
         submit(engine.state, [request("mine", [1, 2, 3], GREEDY, stop_ids={10**6})])
 
 
@@ -413,8 +443,13 @@ def test_a_row_of_nan_logits_ends_alone(engine, monkeypatch) -> None:
 
 def test_where_every_token_is_banned_the_sample_ends_alone(engine) -> None:
     banned = dict.fromkeys(range(engine.state.limits.vocab_size), float("-inf"))
-    answers = nva.generate(engine, ["Good", "Bad"], [GREEDY, attrs.evolve(GREEDY, logit_bias=banned)])
-    assert [(answer.finish_reason, len(answer.token_ids)) for answer in answers] == [("length", 12), ("abort", 0)]
+    answers = nva.generate(
+        engine, ["Good", "Bad"], [GREEDY, attrs.evolve(GREEDY, logit_bias=banned)]
+    )
+    assert [(answer.finish_reason, len(answer.token_ids)) for answer in answers] == [
+        ("length", 12),
+        ("abort", 0),
+    ]
 
 
 def test_the_second_of_equal_prompts_is_cached(engine) -> None:
@@ -439,14 +474,26 @@ BAD_PROMPTS = {
 
 
 BAD_CALLS = {
-    "no prompt": ((None,), "prompts is None; give a str, a list of token ids, or .*, or a list of these"),
+    "no prompt": (
+        (None,),
+        "prompts is None; give a str, a list of token ids, or .*, or a list of these",
+    ),
     "a number": ((5,), "prompts is 5; give a str"),
     "a generator": (((text for text in "ab"),), "prompts is <generator .*; give a str"),
     "a set": (({"a"},), "prompts is {'a'}; give a str"),
     "bytes": ((b"ab",), "prompts is b'ab'; give a str"),
-    "a matrix": ((np.ones((2, 3), int),), r"an array of shape \(2, 3\); give list\(array\) if each row is a prompt"),
-    "a message": (([{"role": "user", "content": "a"}],), 'is a message; give {"messages": \\[it\\]}'),
-    "params as a dict": (("a", {"temperature": 0}), r"params is {'temperature': 0}; give nva.SamplingParams\(...\)"),
+    "a matrix": (
+        (np.ones((2, 3), int),),
+        r"an array of shape \(2, 3\); give list\(array\) if each row is a prompt",
+    ),
+    "a message": (
+        ([{"role": "user", "content": "a"}],),
+        'is a message; give {"messages": \\[it\\]}',
+    ),
+    "params as a dict": (
+        ("a", {"temperature": 0}),
+        r"params is {'temperature': 0}; give nva.SamplingParams\(...\)",
+    ),
     "params as a number": (("a", 5), "params is 5; give nva.SamplingParams"),
     "params of dicts": (("a", [{"temperature": 0}]), "give nva.SamplingParams"),
 }
@@ -461,8 +508,14 @@ def test_a_bad_call_is_refused(engine, arguments, message) -> None:
 
 def test_arrays_of_ids_are_prompts(engine) -> None:
     rows = np.arange(6, dtype=np.int16).reshape(2, 3)
-    for prompts, lengths in ((rows[0], [3]), (list(rows), [3, 3]), ([rows[0], "Hello", [1]], [3, 1, 1])):
-        assert [answer.n_prompt_tokens for answer in nva.generate(engine, prompts, GREEDY)] == lengths
+    for prompts, lengths in (
+        (rows[0], [3]),
+        (list(rows), [3, 3]),
+        ([rows[0], "Hello", [1]], [3, 1, 1]),
+    ):
+        assert [
+            answer.n_prompt_tokens for answer in nva.generate(engine, prompts, GREEDY)
+        ] == lengths
 
 
 @pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
@@ -476,9 +529,13 @@ def test_a_bad_prompt_queues_nothing(engine, prompt, message) -> None:
 
 def test_a_prompt_beyond_the_pool_refused_and_a_long_answer_ends_there(folder) -> None:
     engine = nva.load(folder, dtype="float32", n_blocks=4, block_size=4)
-    with pytest.raises(ValueError, match="at most 16 leave room for an answer .*4 blocks of 4 tokens"):
+    with pytest.raises(
+        ValueError, match="at most 16 leave room for an answer .*4 blocks of 4 tokens"
+    ):
         nva.generate(engine, [1] * 17, GREEDY)
-    (answer,) = nva.generate(engine, [1] * 10, nva.SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    (answer,) = nva.generate(
+        engine, [1] * 10, nva.SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    )
     assert (answer.finish_reason, len(answer.token_ids)) == ("length", 7)
 
 
@@ -535,7 +592,11 @@ def test_bad_options_are_refused(folder, options, message) -> None:
 
 def test_signatures_show_the_options() -> None:
     names = [field.name for field in attrs.fields(nva.Options)]
-    assert list(inspect.signature(nva.Options).parameters) == list(LoadOptions.__annotations__) == names
+    assert (
+        list(inspect.signature(nva.Options).parameters)
+        == list(LoadOptions.__annotations__)
+        == names
+    )
     assert list(inspect.signature(nva.load).parameters) == ["model", *names]
     assert list(inspect.signature(nva.run).parameters) == ["prompts", "params", "model", *names]
 
@@ -557,8 +618,13 @@ def test_a_name_that_is_no_model_is_refused(tmp_path) -> None:
 def test_policies_order_the_answers_but_not_their_text(folder, policy, engine) -> None:
     one_row = nva.load(folder, **SIZES | {"max_rows": 1}, policy=policy)
     prompts = ["Long " * 9, "Mid " * 4, "x"]
-    params = [nva.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, priority=p) for p in (2, 0, 1)]
-    finished = [e.index for e in nva.stream(one_row, prompts, params) if isinstance(e, nva.Completion)]
+    params = [
+        nva.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, priority=p)
+        for p in (2, 0, 1)
+    ]
+    finished = [
+        e.index for e in nva.stream(one_row, prompts, params) if isinstance(e, nva.Completion)
+    ]
     assert finished == {"fcfs": [0, 1, 2], "priority": [1, 2, 0], "shortest": [2, 1, 0]}[policy]
     texts = [answer.text for answer in nva.generate(one_row, prompts, params)]
     assert texts == [answer.text for answer in nva.generate(engine, prompts, params)]

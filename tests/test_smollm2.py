@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct, real weights on the CPU: transformers' tokens, and the same tokens however they are served."""
+"""SmolLM2-135M-Instruct, real weights on the CPU: transformers' tokens, and the same tokens however
+they are served."""
 
-import sys
 from collections import Counter
 
 import attrs
@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 import nva
 from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
-from nva.load import demo_folder
+from nva.loading.find import demo_folder
 from nva.state.blocks import free_ids
 from nva.state.engine import check, empty
+from nva.steps.schedule import schedule
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,9 @@ PROMPTS = [
 LONG = "You are a careful assistant who answers in one short sentence and never repeats a word. "
 REQUESTS = [LONG * (1 + i % 2) + text for i, text in enumerate(PROMPTS[:16])]
 PARAMS = [
-    nva.SamplingParams(temperature=0 if i % 2 else 0.9, top_p=0.95, seed=i, max_tokens=16, n=1 + (i % 5 == 0))
+    nva.SamplingParams(
+        temperature=0 if i % 2 else 0.9, top_p=0.95, seed=i, max_tokens=16, n=1 + (i % 5 == 0)
+    )
     for i in range(16)
 ]
 
@@ -87,13 +90,17 @@ def test_first_logits_are_transformers(engine, reference) -> None:
     params = nva.SamplingParams(temperature=0, max_tokens=1, logprobs=49152)
     for answer in nva.generate(engine, PROMPTS[:5], params):
         with torch.no_grad():
-            expected = reference(torch.tensor([answer.prompt_token_ids])).logits[0, -1].log_softmax(-1)
+            expected = (
+                reference(torch.tensor([answer.prompt_token_ids])).logits[0, -1].log_softmax(-1)
+            )
         tokens, logprobs = zip(*answer.logprobs[0].top, strict=True)
         assert torch.allclose(torch.tensor(logprobs), expected[list(tokens)], atol=1e-3)
 
 
 def test_the_chat_answer_is_paris(engine) -> None:
-    prompt = {"messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]}
+    prompt = {
+        "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+    }
     (answer,) = nva.generate(engine, prompt, nva.SamplingParams(temperature=0))
     assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
 
@@ -121,19 +128,23 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.parametrize("limits", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
-def test_tokens_do_not_depend_on_how_they_are_served(engine, expected, limits, monkeypatch) -> None:
-    """Transparency: 16 requests together, greedy and seeded, against each alone. What should happen did happen."""
+def test_tokens_do_not_depend_on_how_they_are_served(engine, expected, limits) -> None:
+    """Transparency: 16 requests together, greedy and seeded, against each alone. What should happen
+    did happen."""
     seen: Counter[str] = Counter()
-    schedule = sys.modules["nva.run"].schedule
 
     def counted(state):
         state, plan = schedule(state)
-        n_chunks = int(((plan.counts > 1) & (plan.starts + plan.counts < state.rows.n_known[plan.rows])).sum())
-        seen.update(preempted=len(plan.preempted), hits=plan.n_hit, copies=len(plan.copies), chunks=n_chunks)
+        n_chunks = int(
+            ((plan.counts > 1) & (plan.starts + plan.counts < state.rows.n_known[plan.rows])).sum()
+        )
+        seen.update(
+            preempted=len(plan.preempted), hits=plan.n_hit, copies=len(plan.copies), chunks=n_chunks
+        )
         return state, plan
 
-    monkeypatch.setattr(sys.modules["nva.run"], "schedule", counted)
     together = served_by(engine, **limits)
+    together.steps = attrs.evolve(together.steps, schedule=counted)
     answers = nva.generate(together, REQUESTS, PARAMS)
     assert tokens(answers) == [each for alone in expected for each in alone]
     check(together.state)
@@ -159,11 +170,14 @@ def test_poisoned_free_blocks_change_nothing(engine, expected, monkeypatch) -> N
         return forward(params, kv, batch)
 
     monkeypatch.setattr(poisoned, "forward", torch.inference_mode()(spoiling))
-    assert tokens(nva.generate(poisoned, REQUESTS, PARAMS)) == [each for alone in expected for each in alone]
+    assert tokens(nva.generate(poisoned, REQUESTS, PARAMS)) == [
+        each for alone in expected for each in alone
+    ]
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(engine, reference) -> None:
-    """Rounding to bf16 moves the logits; ours must not move further from float32 than transformers' own bf16 ones."""
+    """Rounding to bf16 moves the logits; ours must not move further from float32 than transformers'
+    own bf16 ones."""
     ours = nva.load(demo_folder(), dtype="bfloat16", max_model_len=512, n_blocks=600)
     theirs = AutoModelForCausalLM.from_pretrained(demo_folder(), dtype=torch.bfloat16)
     params = nva.SamplingParams(temperature=0, max_tokens=1, logprobs=49152)
@@ -171,7 +185,9 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(engine, reference) ->
     for answer in nva.generate(ours, PROMPTS, params):
         ids = torch.tensor([answer.prompt_token_ids])
         with torch.no_grad():
-            exact, rounded = (model(ids).logits[0, -1].float().log_softmax(-1) for model in (reference, theirs))
+            exact, rounded = (
+                model(ids).logits[0, -1].float().log_softmax(-1) for model in (reference, theirs)
+            )
         found = torch.empty_like(exact)
         order, logprobs = zip(*answer.logprobs[0].top, strict=True)
         found[list(order)] = torch.tensor(logprobs)

@@ -1,4 +1,5 @@
-"""Warm-up batches have every shape, are valid, and as demanding as any; a wrong device is found before it serves."""
+"""Warm-up batches have every shape, are valid, and as demanding as any; a wrong device is found
+before it serves."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from nva.forward import empty_kv, make_forward
 from nva.kernels import reference
+from nva.loading.check import self_check
+from nva.loading.warm_up import filled_batch, run_largest, shapes, warm_up
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.models.spec import ExpertSpec, VisionSpec
-from nva.start import filled_batch, run_largest, self_check, shapes, warm_up
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from nva.state.media import Image
 
 ROPE = RopeSpec(kind="default", theta=1e4, dim=16, max_position=256, original_max_position=256)
@@ -27,7 +29,14 @@ SPEC = ModelSpec(
 
 
 def limits(token_buckets=(16, 64), row_buckets=(17, 33), **fields):
-    fields = {"vocab_size": 31, "max_model_len": 100, "n_blocks": 9, "max_rows": 32, "max_batched_tokens": 64, **fields}
+    fields = {
+        "vocab_size": 31,
+        "max_model_len": 100,
+        "n_blocks": 9,
+        "max_rows": 32,
+        "max_batched_tokens": 64,
+        **fields,
+    }
     return Limits(token_buckets=token_buckets, row_buckets=row_buckets, **fields)
 
 
@@ -77,7 +86,9 @@ def wrong(**functions):
 CPU = torch.device("cpu")
 
 
-MANY = ExpertSpec(n_experts=128, n_active=8, intermediate_size=768, shared_size=4096, normalize=True)
+MANY = ExpertSpec(
+    n_experts=128, n_active=8, intermediate_size=768, shared_size=4096, normalize=True
+)
 MOE = attrs.evolve(SPEC, experts=(None, MANY))
 
 
@@ -108,7 +119,9 @@ def test_a_device_that_routes_otherwise_is_refused(moe):
 @pytest.mark.parametrize(
     "kernels",
     [
-        wrong(attention=lambda q, *rest: reference.attention(q, *rest[:3], rest[3] * 1.5, *rest[4:])),
+        wrong(
+            attention=lambda q, *rest: reference.attention(q, *rest[:3], rest[3] * 1.5, *rest[4:])
+        ),
         wrong(attention=lambda *args: reference.attention(*args[:5])),
         wrong(rotary=lambda q, k, cos, sin: (q, k)),
         wrong(silu_mul=lambda x: x.chunk(2, -1)[0]),
@@ -166,8 +179,20 @@ def test_the_largest_step_has_the_largest_image():
         seen.append(len(q))
         return reference.vision_attention(q, k, v, scale)
 
-    spec = attrs.evolve(SEEING, vision=attrs.evolve(TOWER, n_layers=1, hidden_size=64, deepstack_layers=()))
+    spec = attrs.evolve(
+        SEEING, vision=attrs.evolve(TOWER, n_layers=1, hidden_size=64, deepstack_layers=())
+    )
     params = random_params(spec, torch.float32, torch.Generator())
-    largest = Image(patches=np.zeros((4 * 70, 1536), np.float32), n_rows=7, n_columns=10, digest=b"")
-    run_largest(spec, limits(position_axes=3), wrong(vision_attention=watched), params, torch.float32, CPU, largest)
+    largest = Image(
+        patches=np.zeros((4 * 70, 1536), np.float32), n_rows=7, n_columns=10, digest=b""
+    )
+    run_largest(
+        spec,
+        limits(position_axes=3),
+        wrong(vision_attention=watched),
+        params,
+        torch.float32,
+        CPU,
+        largest,
+    )
     assert seen == [4 * 70]

@@ -1,4 +1,5 @@
-"""Text in and out: prompts of every form, increments that join to the full decode, stop strings that never leak."""
+"""Text in and out: prompts of every form, increments that join to the full decode, stop strings
+that never leak."""
 
 import json
 import re
@@ -14,23 +15,24 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from nva.text import (
+from nva.text.detokenize import (
     N_KEPT,
     Detokenizer,
     detokenizer,
-    encode,
     finish,
     flush,
-    load_tokenizer,
     push,
     read,
     split_at_stop,
     text_stream,
 )
+from nva.text.prompts import encode, load_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "▁▁", "▁the", "a", "é", "▁日本", "語", "\ufffd", "##ing", "end</w>", "."]
-METASPACE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+METASPACE = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+)
 DECODERS = {
     "metaspace": METASPACE,
     "metaspace, first space stripped": decoders.Sequence([METASPACE, decoders.Strip(" ", 1, 0)]),
@@ -45,7 +47,9 @@ def wrap(backend: Backend, **options) -> PreTrainedTokenizerFast:
     """A tokenizer of transformers with two special tokens and one that is added but not special."""
     backend.add_special_tokens(["<s>", "</s>"])
     backend.add_tokens([AddedToken("<tool call>", special=False)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **options)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **options
+    )
 
 
 def word_tokenizer(decoder: decoders.Decoder | None) -> PreTrainedTokenizerFast:
@@ -66,7 +70,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     letters = sorted(ByteLevel.alphabet())
     pieces = [as_letters(text) for text in ("the", "日本", "😀", "\ufffd")]
     parts = [pieces[1][:2], pieces[1][2:], pieces[2][:3], pieces[2][1:], pieces[2][3] + "a"]
-    backend = Backend(models.BPE(vocab={piece: i for i, piece in enumerate([*letters, *pieces, *parts])}, merges=[]))
+    backend = Backend(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate([*letters, *pieces, *parts])}, merges=[]
+        )
+    )
     backend.decoder = decoders.ByteLevel()
     return wrap(backend)
 
@@ -80,13 +88,17 @@ def tidy_tokenizer() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte level": byte_tokenizer(), "tidy": tidy_tokenizer()}
 TOKENIZERS |= {name: word_tokenizer(decoder) for name, decoder in DECODERS.items()}
 any_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
-fewer = settings(max_examples=settings.default.max_examples // 8 + 20)  # for each of eight tokenizers
+fewer = settings(
+    max_examples=settings.default.max_examples // 8 + 20
+)  # for each of eight tokenizers
 
 
 def ids_of(tokenizer, *, beyond: int = 3) -> st.SearchStrategy[list[int]]:
     """Random ids, rare pieces as likely as bytes, and some ids that the tokenizer doesn't know."""
     n = len(tokenizer)
-    return st.lists(st.integers(0, n + beyond - 1) | st.integers(max(0, n - 30), n - 1), max_size=40)
+    return st.lists(
+        st.integers(0, n + beyond - 1) | st.integers(max(0, n - 30), n - 1), max_size=40
+    )
 
 
 def full_decode(tokenizer, ids: list[int]) -> str:
@@ -162,15 +174,23 @@ def test_a_run_of_byte_tokens_waits_for_its_end():
 def test_cost_per_token_is_constant(tokenizer):
     sizes = []
     detok = detokenizer(tokenizer)
-    detok = attrs.evolve(detok, decode=lambda ids, decode=detok.decode: sizes.append(len(ids)) or decode(ids))
-    for token in sorted(detok.visible - detok.byte_ids):  # at the byte level, long runs of bytes that are no text
+    detok = attrs.evolve(
+        detok, decode=lambda ids, decode=detok.decode: sizes.append(len(ids)) or decode(ids)
+    )
+    for token in sorted(
+        detok.visible - detok.byte_ids
+    ):  # at the byte level, long runs of bytes that are no text
         detok, _ = push(detok, [token])
     assert sizes and max(sizes) <= 2 * N_KEPT + 1
 
 
 def test_tokens_without_text_change_nothing_around_them():
     tokenizer = TOKENIZERS["metaspace, first piece stripped"]
-    the, bos, unknown = tokenizer.convert_tokens_to_ids("▁the"), tokenizer.bos_token_id, len(tokenizer)
+    the, bos, unknown = (
+        tokenizer.convert_tokens_to_ids("▁the"),
+        tokenizer.bos_token_id,
+        len(tokenizer),
+    )
     detok, first = push(detokenizer(tokenizer), [bos, the])
     detok, _ = push(detok, [bos] * 10 + [unknown] * 10)
     assert (first, push(detok, [the])[1]) == ("the", " the")
@@ -244,7 +264,9 @@ def test_a_stream_is_the_full_decode_cut_at_the_stop(tokenizer, data):
 def test_min_tokens_exempts_the_first_tokens():
     tokenizer = TOKENIZERS["metaspace"]
     the, a = tokenizer.convert_tokens_to_ids(["▁the", "a"])
-    stream, shown = read(text_stream(detokenizer(tokenizer), ["the", " thea"], min_tokens=2), [the, a])
+    stream, shown = read(
+        text_stream(detokenizer(tokenizer), ["the", " thea"], min_tokens=2), [the, a]
+    )
     assert (shown, stream.stopped_by) == (" thea", None)
     stream, shown = read(stream, [a, the])
     assert (shown, stream.stopped_by) == ("a ", "the")
@@ -262,16 +284,23 @@ CHAT = """
 
 @pytest.fixture
 def chat_tokenizer():
-    """Byte fallback for every letter, a BOS before every text, and a chat template that writes its own BOS."""
+    """Byte fallback for every letter, a BOS before every text, and a chat template that writes its
+    own BOS."""
     wrapped = word_tokenizer(METASPACE)
     bos = wrapped.bos_token_id
-    wrapped.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    wrapped.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
     wrapped.chat_template = CHAT
     return wrapped
 
 
 def test_each_form_of_prompt_is_encoded(chat_tokenizer):
-    bos, eos, a = chat_tokenizer.bos_token_id, chat_tokenizer.eos_token_id, chat_tokenizer.convert_tokens_to_ids("a")
+    bos, eos, a = (
+        chat_tokenizer.bos_token_id,
+        chat_tokenizer.eos_token_id,
+        chat_tokenizer.convert_tokens_to_ids("a"),
+    )
     assert encode(chat_tokenizer, "a") == [bos, a]
     assert encode(chat_tokenizer, (3, 1)) == encode(chat_tokenizer, np.array([3, 1])) == [3, 1]
     messages = {"messages": [{"role": "a", "content": "aa"}]}
@@ -301,9 +330,15 @@ BAD_PROMPTS = [
     ({**ASKED, "tools": "a"}, "tools is 'a'; give a list of JSON schemas"),
     ({**ASKED, "tools": [print]}, "give a list of JSON schemas"),
     ({**ASKED, "tools": [{"type": "function"}]}, "it has no tools; leave it out"),
-    ({**ASKED, "template_options": ["a"]}, "template_options is ['a']; give the template's variables"),
+    (
+        {**ASKED, "template_options": ["a"]},
+        "template_options is ['a']; give the template's variables",
+    ),
     ({**ASKED, "template_options": {"tools": []}}, "tools have a key of their own"),
-    ({**ASKED, "template_options": {"enable_thinkin": False}}, "it has no enable_thinkin; leave it out"),
+    (
+        {**ASKED, "template_options": {"enable_thinkin": False}},
+        "it has no enable_thinkin; leave it out",
+    ),
     ({**ASKED, "template_options": {"tokenize": False}}, "it has no tokenize; leave it out"),
     ({**ASKED, "continue_final_message": 1}, "continue_final_message is 1; give True or False"),
     ({**ASKED, "continue_final_message": True}, "to continue it, let it be the assistant's"),
@@ -311,13 +346,21 @@ BAD_PROMPTS = [
     ({"messages": [{"role": "user"}]}, 'give {"role": str, "content": str or list of parts}'),
     ({"messages": [{"role": "user", "content": 3}]}, "give a str or a list of parts"),
     ({"messages": [{"role": "user", "content": ["a"]}]}, "a part of a message is 'a'; give"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part of a message is {'type': 'text'}; give"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udcff"}]}]}, "not valid Unicode"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "a part of a message is {'type': 'text'}; give",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udcff"}]}]},
+        "not valid Unicode",
+    ),
     ({"messages": [{"role": "user", "content": "\udcff"}]}, "not valid Unicode"),
 ]
 
 
-@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS, ids=[repr(prompt) for prompt, _ in BAD_PROMPTS])
+@pytest.mark.parametrize(
+    ("prompt", "message"), BAD_PROMPTS, ids=[repr(prompt) for prompt, _ in BAD_PROMPTS]
+)
 def test_a_bad_prompt_is_refused(chat_tokenizer, prompt, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         encode(chat_tokenizer, prompt)
@@ -334,10 +377,16 @@ RICH = """
     [
         (ASKED, "<s>usera</s><s>"),
         ({**ASKED, "template_options": {"enable_thinking": False}}, "<s>usera</s><s>.."),
-        ({**ASKED, "template_options": {"enable_thinking": True}, "tools": None}, "<s>usera</s><s>"),
+        (
+            {**ASKED, "template_options": {"enable_thinking": True}, "tools": None},
+            "<s>usera</s><s>",
+        ),
         ({**ASKED, "tools": [{"name": "a."}]}, "<s>usera</s>a.<s>"),
         ({"messages": [{"role": "tool", "name": "a", "content": "."}]}, "<s>toola.</s><s>"),
-        ({"messages": [{"role": "a", "content": "", "tool_calls": [{"name": "a."}]}]}, "<s>aa.</s><s>"),
+        (
+            {"messages": [{"role": "a", "content": "", "tool_calls": [{"name": "a."}]}]},
+            "<s>aa.</s><s>",
+        ),
         (
             {
                 "messages": [*ASKED["messages"], {"role": "assistant", "content": "a."}],
@@ -354,7 +403,9 @@ def test_a_template_gets_all_that_is_given(chat_tokenizer, prompt, text):
 
 def test_a_template_that_fails_over_its_messages_is_bad_input(chat_tokenizer):
     chat_tokenizer.chat_template = "{{ messages[0].tool_calls + 'a' }}"
-    with pytest.raises(ValueError, match="chat template refuses these messages: can only concatenate"):
+    with pytest.raises(
+        ValueError, match="chat template refuses these messages: can only concatenate"
+    ):
         encode(chat_tokenizer, {"messages": [{"role": "a", "tool_calls": ["a"]}]})
 
 

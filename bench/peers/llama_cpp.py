@@ -1,8 +1,8 @@
-"""llama.cpp by its C interface: prompts one after another, then all rows decode together in one batch.
+"""llama.cpp by its C interface: prompts one after another, then all rows decode together in one
+batch.
 
-Its Python class serves one request at a time; this does what its server does. A prefix that all prompts share is
-computed once and its cache copied. The cache is float16, as by default.
-"""
+Its Python class serves one request at a time; this does what its server does. A prefix that all
+prompts share is computed once and its cache copied. The cache is float16, as by default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ STEP = 2048
 def open_peer(model: str, dtype: str) -> Serve:
     """Serve from a GGUF file, in the type that it holds."""
     logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
-    weights = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+    weights = llama_cpp.llama_model_load_from_file(
+        model.encode(), llama_cpp.llama_model_default_params()
+    )
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(weights))
     opened: dict[tuple[int, int], Any] = {}
 
@@ -37,7 +39,9 @@ def open_peer(model: str, dtype: str) -> Serve:
             opened[size] = _session(weights, *size)
         session = opened[size]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(session), False)
-        return _served(lambda tokens: _decode(session, n_vocab, tokens), session, prompts, output_lens)
+        return _served(
+            lambda tokens: _decode(session, n_vocab, tokens), session, prompts, output_lens
+        )
 
     return serve
 
@@ -50,14 +54,18 @@ def _session(weights: Any, n_rows: int, length: int) -> Any:
     return llama_cpp.llama_init_from_model(weights, params)
 
 
-def _served(decode: Any, session: Any, prompts: list[list[int]], output_lens: list[int]) -> tuple[float, float, int]:
+def _served(
+    decode: Any, session: Any, prompts: list[list[int]], output_lens: list[int]
+) -> tuple[float, float, int]:
     start, n_shared = time.perf_counter(), _share_prefix(decode, session, prompts)
     answers, first = list[list[int]](), 0.0
     for row, prompt in enumerate(prompts):
         answers.append([_prefill(decode, prompt, n_shared, row)])
         first = first or time.perf_counter() - start
     while rows := [row for row, answer in enumerate(answers) if len(answer) < output_lens[row]]:
-        tokens = [(answers[row][-1], len(prompts[row]) + len(answers[row]) - 1, row, True) for row in rows]
+        tokens = [
+            (answers[row][-1], len(prompts[row]) + len(answers[row]) - 1, row, True) for row in rows
+        ]
         for row, token in zip(rows, decode(tokens), strict=True):
             answers[row].append(token)
     return first, time.perf_counter() - start, sum(map(len, answers))

@@ -1,8 +1,9 @@
-"""The model files that peers read: a checkpoint as the hub lays it out, or a GGUF file, made once and kept.
+"""The model files that peers read: a checkpoint as the hub lays it out, or a GGUF file, made once
+and kept.
 
-The law: every peer gets the weights of one checkpoint, with a cast of their type at most. Random weights stand in for a
-model known by its shape. Prompts are token ids, so a vocabulary only has to have the right size. Read next: ratio.py.
-"""
+The law: every peer gets the weights of one checkpoint, with a cast of their type at most. Random
+weights stand in for a model known by its shape. Prompts are token ids, so a vocabulary only has to
+have the right size. Read next: ratio.py."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ import torch
 from safetensors.torch import load_file
 
 from nva.bench import SHAPES
-from nva.load import find_model
+from nva.loading.find import find_model
 
 ARCHITECTURES = {"llama": "LLAMA", "qwen3": "QWEN3"}  # of GGUF, by model_type
 
 
 def model_file(model: str | None, kind: str) -> Path:
-    """A model as a peer reads it; kind: "checkpoint" for its folder, "bf16" or "f16" for a GGUF file of that type."""
+    """A model as a peer reads it; kind: "checkpoint" for its folder, "bf16" or "f16" for a GGUF
+    file of that type."""
     folder = _random_checkpoint(model) if model in SHAPES else find_model(model)
     if kind == "checkpoint":
         return folder
@@ -55,13 +57,15 @@ def _random_checkpoint(name: str) -> Path:
 
 
 def write_gguf(folder: Path, path: Path, kind: str) -> None:
-    """Write a checkpoint as a GGUF file; raises ValueError for a model whose layout isn't known here."""
+    """Write a checkpoint as a GGUF file; raises ValueError for a model whose layout isn't known
+    here."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] not in ARCHITECTURES:
         raise ValueError(
-            f"{folder} is a {config['model_type']}; GGUF files are written here for {', '.join(ARCHITECTURES)} only: "
+            f"{folder} is a {config['model_type']}; GGUF files are written here for "
+            f"{', '.join(ARCHITECTURES)} only: "
             "convert it with llama.cpp's own script and name the file with --peer-model"
         )
     writer = gguf.GGUFWriter(path, config["model_type"])
@@ -94,8 +98,12 @@ def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _write_vocabulary(writer: Any, size: int) -> None:
-    """Every byte, then words that mean nothing, up to the size: enough for a reader that insists on a vocabulary."""
-    letters = [chr(i) for i in itertools.chain(range(33, 127), range(161, 173), range(174, 256), range(256, 324))]
+    """Every byte, then words that mean nothing, up to the size: enough for a reader that insists on
+    a vocabulary."""
+    letters = [
+        chr(i)
+        for i in itertools.chain(range(33, 127), range(161, 173), range(174, 256), range(256, 324))
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*letters, "ab", *(f"<{i}>" for i in range(len(letters) + 1, size))])
@@ -106,7 +114,8 @@ def _write_vocabulary(writer: Any, size: int) -> None:
 
 
 def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights by GGUF's names. A Llama's queries and keys have their rope's halves interleaved there."""
+    """The weights by GGUF's names. A Llama's queries and keys have their rope's halves interleaved
+    there."""
     import gguf
 
     kind = getattr(gguf.MODEL_ARCH, ARCHITECTURES[config["model_type"]])

@@ -1,7 +1,7 @@
 """OpenVINO GenAI: its continuous batching over paged attention, with the prefix cache.
 
-It reads float16 weights from a GGUF file (bfloat16 ones it doesn't read) and computes in the type that it is asked for.
-"""
+It reads float16 weights from a GGUF file (bfloat16 ones it doesn't read) and computes in the type
+that it is asked for."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ def open_peer(model: str, dtype: str) -> Serve:
     """Serve from a GGUF file."""
     sizes = openvino_genai.SchedulerConfig()
     sizes.max_num_seqs, sizes.max_num_batched_tokens = 32, 2048
-    sizes.cache_size, sizes.enable_prefix_caching, sizes.dynamic_split_fuse = 6, True, True  # cache in GB
+    sizes.cache_size, sizes.enable_prefix_caching, sizes.dynamic_split_fuse = (
+        6,
+        True,
+        True,
+    )  # cache in GB
     hints = {"INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[dtype]}
     hints["INFERENCE_NUM_THREADS"] = str(n_cores())
     served = openvino_genai.ContinuousBatchingPipeline(model, sizes, "CPU", hints)
 
     def serve(prompts: list[list[int]], output_lens: list[int]) -> tuple[float, float, int]:
-        """Only a finished request's blocks are found by others: so a shared prefix is computed first, on its own."""
-        start, n_shared = time.perf_counter(), len(os.path.commonprefix(prompts)) if len(prompts) > 1 else 0
+        """Only a finished request's blocks are found by others: so a shared prefix is computed
+        first, on its own."""
+        start, n_shared = (
+            time.perf_counter(),
+            len(os.path.commonprefix(prompts)) if len(prompts) > 1 else 0,
+        )
         if n_shared:
             _answered(served, [prompts[0][:n_shared]], [1])
         first, n_output = _answered(served, prompts, output_lens)
@@ -36,7 +44,9 @@ def open_peer(model: str, dtype: str) -> Serve:
 
 
 def _answered(
-    served: openvino_genai.ContinuousBatchingPipeline, prompts: list[list[int]], output_lens: list[int]
+    served: openvino_genai.ContinuousBatchingPipeline,
+    prompts: list[list[int]],
+    output_lens: list[int],
 ) -> tuple[float, int]:
     """Serve the prompts together: the clock at the first token, and how many tokens came."""
     handles, first = [], 0.0
@@ -50,4 +60,6 @@ def _answered(
 
 
 def _greedy(n: int) -> openvino_genai.GenerationConfig:
-    return openvino_genai.GenerationConfig(max_new_tokens=n, min_new_tokens=n, ignore_eos=True, do_sample=False)
+    return openvino_genai.GenerationConfig(
+        max_new_tokens=n, min_new_tokens=n, ignore_eos=True, do_sample=False
+    )

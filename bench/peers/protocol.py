@@ -1,10 +1,11 @@
-"""A peer runs in a Python of its own: a workload goes in and its times come out, a line of JSON each.
+"""A peer runs in a Python of its own: a workload goes in and its times come out, a line of JSON
+each.
 
-The law: the peer's side imports its own library and nothing of nva, so that no versions clash, and all that the library
-prints goes to stderr. A peer is a module with `open_peer(model, dtype)`, which gives a function from prompts and
-lengths of answers to (seconds to the first token of all, seconds in all, tokens that were asked for and came).
-Read next: transformers.py, the shortest peer; ratio.py, which asks.
-"""
+The law: the peer's side imports its own library and nothing of nva, so that no versions clash, and
+all that the library prints goes to stderr. A peer is a module with `open_peer(model, dtype)`, which
+gives a function from prompts and lengths of answers to (seconds to the first token of all, seconds
+in all, tokens that were asked for and came). Read next: transformers.py, the shortest peer;
+ratio.py, which asks."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ Serve = Callable[[list[list[int]], list[int]], tuple[float, float, int]]
 
 
 @contextlib.contextmanager
-def running(python: str, module: str, model: str, dtype: str) -> Iterator[Callable[[Workload], tuple[float, float]]]:
-    """A peer, started; the function asks it to serve a workload, and gives seconds to the first token and in all.
+def running(
+    python: str, module: str, model: str, dtype: str
+) -> Iterator[Callable[[Workload], tuple[float, float]]]:
+    """A peer, started; the function asks it to serve a workload, and gives seconds to the first
+    token and in all.
 
     Raises RuntimeError when the peer ends early or answers with fewer tokens than were asked for.
     """
@@ -46,7 +50,10 @@ def _ask(peer: subprocess.Popen[str], module: str, workload: Workload) -> tuple[
     print(json.dumps([workload.prompts, workload.output_lens]), file=peer.stdin, flush=True)
     first, whole, n_output = _answer(peer, module)
     if n_output != sum(workload.output_lens):
-        raise RuntimeError(f"{module} answered with {n_output} tokens where {sum(workload.output_lens)} were asked for")
+        raise RuntimeError(
+            f"{module} answered with {n_output} tokens where {sum(workload.output_lens)} were "
+            "asked for"
+        )
     return first, whole
 
 

@@ -12,14 +12,18 @@ from bench.peers.protocol import Serve
 
 def open_peer(model: str, dtype: str) -> Serve:
     """Serve with a checkpoint's folder."""
-    served = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    served = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=getattr(torch, dtype)
+    ).eval()
 
     @torch.inference_mode()
     def serve(prompts: list[list[int]], output_lens: list[int]) -> tuple[float, float, int]:
         """It can't join or leave a batch, so all rows go on until the longest answer is done."""
         ids, mask = _padded(prompts)
         times: list[float] = []
-        clock = transformers.LogitsProcessorList([lambda _, scores: times.append(time.perf_counter()) or scores])
+        clock = transformers.LogitsProcessorList(
+            [lambda _, scores: times.append(time.perf_counter()) or scores]
+        )
         n, start = max(output_lens), time.perf_counter()
         options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
         found = served.generate(ids, attention_mask=mask, logits_processor=clock, **options)

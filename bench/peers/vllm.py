@@ -1,4 +1,5 @@
-"""vLLM's CPU build, compiled, its engine in the same interpreter: no messages between workers in its way."""
+"""vLLM's CPU build, compiled, its engine in the same interpreter: no messages between workers in
+its way."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import time
 
 from bench.peers.protocol import Serve
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "6"}  # read when it is imported; GiB
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "6",
+}  # read when it is imported; GiB
 
 import vllm
 from vllm.sampling_params import RequestOutputKind
@@ -16,7 +20,9 @@ from vllm.sampling_params import RequestOutputKind
 def open_peer(model: str, dtype: str) -> Serve:
     """Serve from a checkpoint's folder; compiling takes a minute or more."""
     sizes = {"max_model_len": 2304, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
-    served = vllm.LLM(model, dtype=dtype, enable_prefix_caching=True, skip_tokenizer_init=True, **sizes)
+    served = vllm.LLM(
+        model, dtype=dtype, enable_prefix_caching=True, skip_tokenizer_init=True, **sizes
+    )
     engine = served.llm_engine
 
     def serve(prompts: list[list[int]], output_lens: list[int]) -> tuple[float, float, int]:
@@ -34,4 +40,6 @@ def open_peer(model: str, dtype: str) -> Serve:
 
 def _greedy(n: int) -> vllm.SamplingParams:
     kind = RequestOutputKind.DELTA
-    return vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, output_kind=kind)
+    return vllm.SamplingParams(
+        temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, output_kind=kind
+    )

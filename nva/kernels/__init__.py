@@ -1,10 +1,10 @@
 """What the device computes: one module per backend, all with the functions of `Kernels`.
 
-The law: a backend gives the results of reference.py, up to rounding, for every input that the contract admits.
-Keys and values live in paged caches [n_ids, block_size, Nk, D], one pair per layer; a slot is block * block_size +
-offset, and how numbers lie within a block is the backend's own affair.
-Read next: reference.py, the specification; models/decoder.py, which calls these functions.
-"""
+The law: a backend gives the results of reference.py, up to rounding, for every input that the
+contract admits. Keys and values live in paged caches [n_ids, block_size, Nk, D], one pair per
+layer; a slot is block * block_size + offset, and how numbers lie within a block is the backend's
+own affair. Read next: reference.py, the specification; models/decoder.py, which calls these
+functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ Filter = Callable[[Tensor, Any], None]
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How B rows lie in T packed tokens and in the cache: numpy int32 arrays on the host, tensors on the device."""
+    """How B rows lie in T packed tokens and in the cache: numpy int32 arrays on the host, tensors
+    on the device."""
 
     block_tables: Any  # [B, M] block ids; entries that no token uses are arbitrary
-    query_ends: Any  # [B] inclusive running sum of query lengths, the last equals T; a length may be 0
-    context_lens: Any  # [B] tokens of the row in the cache, this step's queries being the last of them
+    query_ends: (
+        Any  # [B] inclusive running sum of query lengths, the last equals T; a length may be 0
+    )
+    context_lens: (
+        Any  # [B] tokens of the row in the cache, this step's queries being the last of them
+    )
 
 
 class Kernels(Protocol):
-    """The contract of a backend. T tokens, B rows, H hidden, I intermediate, Nq query and Nk key-value heads of D,
-    E experts of J."""
+    """The contract of a backend. T tokens, B rows, H hidden, I intermediate, Nq query and Nk
+    key-value heads of D, E experts of J."""
 
     block_size: int
     """Tokens of a KV block, unless the user asks for another size."""
@@ -53,22 +58,26 @@ class Kernels(Protocol):
         ...
 
     def make_filter_gaps(self, general: Filter) -> Filter:
-        """The sampler's filter: `general`, or one that keeps the same tokens by an operator of the device's own."""
+        """The sampler's filter: `general`, or one that keeps the same tokens by an operator of the
+        device's own."""
         ...
 
     def compiled(self, compute: Compute) -> Compute:
-        """`compute(params, caches, inputs)` in the form that runs fastest: itself, or compiled for each shape."""
+        """`compute(params, caches, inputs)` in the form that runs fastest: itself, or compiled for
+        each shape."""
         ...
 
     def pack_linear(self, weight: Tensor) -> Any:
-        """The form in which `linear` wants a weight [N, K], or `moe` those of all experts [E, N, K].
+        """The form in which `linear` wants a weight [N, K], or `moe` those of all experts [E, N,
+        K].
 
         Called once, when a model loads.
         """
         ...
 
     def pack_norm(self, weight: Tensor, unit_offset: bool) -> Any:
-        """The form in which the norms want a weight [H] that they are told to have a unit offset, or not.
+        """The form in which the norms want a weight [H] that they are told to have a unit offset,
+        or not.
 
         Called once, when a model loads.
         """
@@ -79,7 +88,8 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Any, eps: float, unit_offset: bool = False) -> Tensor:
-        """x [..., H] over its root mean square, times the packed weight [H], or 1 + weight for a unit offset."""
+        """x [..., H] over its root mean square, times the packed weight [H], or 1 + weight for a
+        unit offset."""
         ...
 
     def add_rms_norm(
@@ -97,22 +107,33 @@ class Kernels(Protocol):
         ...
 
     def moe(
-        self, x: Tensor, logits: Tensor, gate_up: Any, down: Any, n_active: int, normalize: bool, is_padding: Tensor
+        self,
+        x: Tensor,
+        logits: Tensor,
+        gate_up: Any,
+        down: Any,
+        n_active: int,
+        normalize: bool,
+        is_padding: Tensor,
     ) -> Tensor:
-        """Each token of x [T, H] through the n_active likeliest of E experts by router logits [T, E], weighted, summed.
+        """Each token of x [T, H] through the n_active likeliest of E experts by router logits [T,
+        E], weighted, summed.
 
-        Weights are the softmax over all experts, in float32, over the sum of those chosen if `normalize`, then rounded
-        to x's dtype. Expert e is down[e] silu_mul(gate_up[e] x), packed from [E, H, J] and [E, 2J, H]. Tokens that are
-        padding, is_padding [T] bool, reach no expert, be they NaN, and what they get is arbitrary. How many tokens an
-        expert gets changes no shape: a graph holds for every routing.
-        """
+        Weights are the softmax over all experts, in float32, over the sum of those chosen if
+        `normalize`, then rounded to x's dtype. Expert e is down[e] silu_mul(gate_up[e] x), packed
+        from [E, H, J] and [E, 2J, H]. Tokens that are padding, is_padding [T] bool, reach no
+        expert, be they NaN, and what they get is arbitrary. How many tokens an expert gets changes
+        no shape: a graph holds for every routing."""
         ...
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the first R numbers of every head of q [T, Nq, D] and k [T, Nk, D]; cos and sin are [T, R]."""
+        """Rotate the first R numbers of every head of q [T, Nq, D] and k [T, Nk, D]; cos and sin
+        are [T, R]."""
         ...
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> None:
         """Store k, v [T, Nk, D] at slots [T], all distinct, in place."""
         ...
 
@@ -121,10 +142,11 @@ class Kernels(Protocol):
         ...
 
     def attention_inputs(self, host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
-        """Whatever `attention` wants to know about this step: called once, before the layers, which all share it.
+        """Whatever `attention` wants to know about this step: called once, before the layers, which
+        all share it.
 
-        Both layouts hold the same numbers, so a backend takes host lists or device tensors as its operator demands.
-        """
+        Both layouts hold the same numbers, so a backend takes host lists or device tensors as its
+        operator demands."""
         ...
 
     def attention(
@@ -137,25 +159,30 @@ class Kernels(Protocol):
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of q [T, Nq, D] over each row's own cache, in q's shape and dtype; the softmax is float32.
+        """Causal attention of q [T, Nq, D] over each row's own cache, in q's shape and dtype; the
+        softmax is float32.
 
-        Query i of a row's n sits at position context_len - n + i and sees the last `window` positions, itself included
-        (all of them for None). Query head h reads key-value head h // (Nq / Nk). `sinks` [Nq] are logits that take
-        part in the softmax's sum only. Cached values that a row doesn't own or see never reach it, be they NaN.
-        """
+        Query i of a row's n sits at position context_len - n + i and sees the last `window`
+        positions, itself included (all of them for None). Query head h reads key-value head h //
+        (Nq / Nk). `sinks` [Nq] are logits that take part in the softmax's sum only. Cached values
+        that a row doesn't own or see never reach it, be they NaN."""
         ...
 
     def vision_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of q, k, v [P, N, D] in which every one of P patches sees all; the softmax is float32."""
+        """Attention of q, k, v [P, N, D] in which every one of P patches sees all; the softmax is
+        float32."""
         ...
 
 
 def backend(device_: str | device, heads: Any = None, graph: str = "auto") -> Kernels:
-    """The kernels for a device, imported when asked for; an NPU's depend on the model's heads (a ModelSpec) and graph.
+    """The kernels for a device, imported when asked for; an NPU's depend on the model's heads (a
+    ModelSpec) and graph.
 
     Raises ValueError for a device without kernels, and for a graph mode that it can't run.
     """
-    kind = str(device_).partition(":")[0]  # a string: torch knows no "npu" before torch_npu is imported
+    kind = str(device_).partition(":")[
+        0
+    ]  # a string: torch knows no "npu" before torch_npu is imported
     if kind == "npu":
         return importlib.import_module("nva.kernels.npu").choose(heads, graph)
     if kind not in _BACKENDS:

@@ -1,8 +1,8 @@
 """How much memory of this machine a cache may still take.
 
-The law: pages that the system keeps only because nobody needs them count as free, and a container's limit counts as the
-machine's end; what can't be found out is an error that says what to give instead. Read next: reference.py, which asks.
-"""
+The law: pages that the system keeps only because nobody needs them count as free, and a container's
+limit counts as the machine's end; what can't be found out is an error that says what to give
+instead. Read next: reference.py, which asks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
-"""Files of a control group that tell its limit and its use, and the field of memory.stat with pages it can drop."""
+"""Files of a control group that tell its limit and its use, and the field of memory.stat with pages
+it can drop."""
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had: of the machine's memory, and of the limit of every control group around this process.
+    """Bytes that can be had: of the machine's memory, and of the limit of every control group
+    around this process.
 
     Raises ValueError where the system tells neither what is free nor how much memory there is.
     """
@@ -23,26 +25,36 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _of_machine(root: Path) -> int:
-    """What Linux says is available without swapping; elsewhere half of all memory, which is all that is known."""
+    """What Linux says is available without swapping; elsewhere half of all memory, which is all
+    that is known."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        raise ValueError("this system doesn't tell how much memory it has; give cache_memory or n_blocks") from None
+        raise ValueError(
+            "this system doesn't tell how much memory it has; give cache_memory or n_blocks"
+        ) from None
 
 
 def _of_groups(root: Path) -> list[int]:
-    """What is left of each limit: of the process's group and all above it. A container sees its own as the top."""
+    """What is left of each limit: of the process's group and all above it. A container sees its own
+    as the top."""
     found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        names, top = (_V1, root / "sys/fs/cgroup/memory") if controllers else (_V2, root / "sys/fs/cgroup")
+        names, top = (
+            (_V1, root / "sys/fs/cgroup/memory") if controllers else (_V2, root / "sys/fs/cgroup")
+        )
         inner = top / path.lstrip("/")
-        found += [_left(folder, *names) for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+        found += [
+            _left(folder, *names)
+            for folder in (inner, *inner.parents)
+            if folder.is_relative_to(top)
+        ]
     return [left for left in found if left is not None]
 
 

@@ -1,9 +1,10 @@
-"""The kernels in plain torch: what they mean, and how they run on CPUs and GPUs that have none of their own.
+"""The kernels in plain torch: what they mean, and how they run on CPUs and GPUs that have none of
+their own.
 
-The law: this file is the specification; every other backend is tested against it. Temporaries are small, because
-memory that stays in the processor's cache costs little and a large fresh allocation costs more than the arithmetic.
-Read next: kernels/__init__.py for the contract, models/decoder.py for the order of the calls.
-"""
+The law: this file is the specification; every other backend is tested against it. Temporaries are
+small, because memory that stays in the processor's cache costs little and a large fresh allocation
+costs more than the arithmetic. Read next: kernels/__init__.py for the contract, models/decoder.py
+for the order of the calls."""
 
 from __future__ import annotations
 
@@ -21,11 +22,15 @@ from nva.kernels.host_memory import free_memory
 block_size = 16
 dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
-_GROUP_BYTES = 2 << 20  # keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long
+_GROUP_BYTES = (
+    2 << 20
+)  # keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long
 _SCORE_BYTES = 4 << 20  # scores held at a time
 
 
-def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def buckets(
+    max_batched_tokens: int, max_rows: int, max_model_len: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """None: nothing here is compiled for a shape."""
     return (), ()
 
@@ -63,12 +68,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
-    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was trained, or after
-    a weight that is stored as its difference from 1, as Gemma was.
-    """
+    """Zhang and Sennrich 2019. float32 inside, rounded to x's dtype before the weight, as Llama was
+    trained, or after a weight that is stored as its difference from 1, as Gemma was."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (normed * (1 + weight.float())).to(x.dtype) if unit_offset else normed.to(x.dtype) * weight
+    return (
+        (normed * (1 + weight.float())).to(x.dtype) if unit_offset else normed.to(x.dtype) * weight
+    )
 
 
 def add_rms_norm(
@@ -92,9 +98,16 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
 
 
 def moe(
-    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, n_active: int, normalize: bool, is_padding: Tensor
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    n_active: int,
+    normalize: bool,
+    is_padding: Tensor,
 ) -> Tensor:
-    """Shazeer et al. 2017, sparsely gated experts: route, sort by expert, compute group by group, put back and add.
+    """Shazeer et al. 2017, sparsely gated experts: route, sort by expert, compute group by group,
+    put back and add.
 
     Padding is routed to an expert beyond the last, which doesn't exist.
     """
@@ -110,17 +123,20 @@ def moe(
 
 
 def _route(logits: Tensor, n_active: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The weights [T, n_active], in the dtype of the logits, and ids of each token's experts, likeliest first."""
+    """The weights [T, n_active], in the dtype of the logits, and ids of each token's experts,
+    likeliest first."""
     weights, experts = logits.softmax(-1, dtype=torch.float32).topk(n_active, dim=-1)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights.to(logits.dtype), experts
 
 
-# An operator of its own, because a tracer can't follow a loop over groups whose sizes only the device knows.
+# An operator of its own, because a tracer can't follow a loop over groups whose sizes only the
+# device knows.
 @torch.library.custom_op("nva::grouped_linear", mutates_args=())
 def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """x [R, K] -> [R, N]: rows [ends[e - 1], ends[e]) times the transpose of weights[e] [N, K]; zero beyond the last.
+    """x [R, K] -> [R, N]: rows [ends[e - 1], ends[e]) times the transpose of weights[e] [N, K];
+    zero beyond the last.
 
     A GPU is waited for here, to know the groups.
     """
@@ -139,7 +155,8 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Su et al. 2021 in the layout of GPT-NeoX: number i turns with number i + R/2, not with its neighbour."""
+    """Su et al. 2021 in the layout of GPT-NeoX: number i turns with number i + R/2, not with its
+    neighbour."""
     return _rotate(q, cos[:, None], sin[:, None]), _rotate(k, cos[:, None], sin[:, None])
 
 
@@ -158,7 +175,8 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 
 def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
-    """Blocks copies[:, 0] onto copies[:, 1], in place; the right-hand side is a copy, so reads come first."""
+    """Blocks copies[:, 0] onto copies[:, 1], in place; the right-hand side is a copy, so reads come
+    first."""
     sources, targets = copies.unbind(1)
     k_cache[targets] = k_cache[sources]
     v_cache[targets] = v_cache[sources]
@@ -166,12 +184,13 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """G rows with S queries each, and their contexts side by side, aligned at the end: column C - 1 is every row's
-    newest token, and a shorter row starts with padding that repeats its first token (finite, and masked).
-    """
+    """G rows with S queries each, and their contexts side by side, aligned at the end: column C - 1
+    is every row's newest token, and a shorter row starts with padding that repeats its first token
+    (finite, and masked)."""
 
     queries: Tensor  # [G, S] int64, where the queries lie among the packed tokens
-    vectors: Tensor  # [G, Nk, C] int64, where keys and values lie in a cache seen as [n_ids * block_size * Nk, D]
+    # [G, Nk, C] int64, where keys and values lie in a cache seen as [n_ids * block_size * Nk, D]
+    vectors: Tensor
     n_padding: Tensor  # [G] columns before the first token
 
 
@@ -183,10 +202,12 @@ def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> list[G
     return [_group(rows, int(n_queries[rows[0]]), host, on_device, k_cache) for rows in groups]
 
 
-def _similar_rows(n_queries: np.ndarray, context_lens: np.ndarray, max_tokens: int) -> list[list[int]]:
-    """Row ids, longest context first, together if their query lengths are equal, their padded contexts at most
-    max_tokens, and not more than half of any is padding (below 64 columns, padding costs less than a group).
-    """
+def _similar_rows(
+    n_queries: np.ndarray, context_lens: np.ndarray, max_tokens: int
+) -> list[list[int]]:
+    """Row ids, longest context first, together if their query lengths are equal, their padded
+    contexts at most max_tokens, and not more than half of any is padding (below 64 columns, padding
+    costs less than a group)."""
     groups: list[list[int]] = []
     for row in np.lexsort((-context_lens, -n_queries)).tolist():
         longest = context_lens[groups[-1][0]] if groups else 0
@@ -202,10 +223,15 @@ def _similar_rows(n_queries: np.ndarray, context_lens: np.ndarray, max_tokens: i
     return groups
 
 
-def _group(rows: list[int], n_queries: int, host: Layout, on_device: Layout, k_cache: Tensor) -> Group:
+def _group(
+    rows: list[int], n_queries: int, host: Layout, on_device: Layout, k_cache: Tensor
+) -> Group:
     _, block_size, n_kv_heads, _ = k_cache.shape
     n_columns = int(host.context_lens[rows].max())
-    ids, arange = torch.tensor(rows, device=k_cache.device), functools.partial(torch.arange, device=k_cache.device)
+    ids, arange = (
+        torch.tensor(rows, device=k_cache.device),
+        functools.partial(torch.arange, device=k_cache.device),
+    )
     n_padding = n_columns - on_device.context_lens[ids].long()
     positions = (arange(n_columns) - n_padding[:, None]).clamp(min=0)
     blocks = on_device.block_tables[ids].long().gather(1, positions // block_size)
@@ -226,24 +252,32 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, Nq, D] -> [T, Nq, D], group by group; a group's keys and values are held whole, its scores in slices."""
+    """q [T, Nq, D] -> [T, Nq, D], group by group; a group's keys and values are held whole, its
+    scores in slices."""
     out = torch.empty_like(q)
     for group in inputs:
         n_unseen = _first_seen(group.queries.shape[1], group.vectors.shape[2], window)
         vectors, n_padding = group.vectors[..., n_unseen:], group.n_padding - n_unseen
         k, v = _gather(k_cache, vectors), _gather(v_cache, vectors)
         for queries, seen in _slices(group.queries, k.shape[2], q.shape[1], window):
-            visible = _visible(n_padding - seen.start, queries.shape[1], seen.stop - seen.start, window)
-            out[queries] = _attend(q[queries].float() * scale, k[:, :, seen], v[:, :, seen], visible, sinks).to(q.dtype)
+            visible = _visible(
+                n_padding - seen.start, queries.shape[1], seen.stop - seen.start, window
+            )
+            out[queries] = _attend(
+                q[queries].float() * scale, k[:, :, seen], v[:, :, seen], visible, sinks
+            ).to(q.dtype)
     return out
 
 
 def _first_seen(n_queries: int, n_columns: int, window: int | None) -> int:
-    """The first column that any of n_queries sees, when the last of them stands at the last of n_columns."""
+    """The first column that any of n_queries sees, when the last of them stands at the last of
+    n_columns."""
     return 0 if window is None else max(0, n_columns - n_queries - window + 1)
 
 
-def _slices(queries: Tensor, n_columns: int, n_heads: int, window: int | None) -> list[tuple[Tensor, slice]]:
+def _slices(
+    queries: Tensor, n_columns: int, n_heads: int, window: int | None
+) -> list[tuple[Tensor, slice]]:
     """Queries [G, S] in slices whose scores fit _SCORE_BYTES, each with the columns it sees."""
     n_rows, n_queries = queries.shape
     slices, end = [], n_columns - n_queries
@@ -254,12 +288,19 @@ def _slices(queries: Tensor, n_columns: int, n_heads: int, window: int | None) -
 
 
 def _gather(cache: Tensor, vectors: Tensor) -> Tensor:
-    """Keys or values [G, Nk, C, D] float32: head by head, so that the products read them in order."""
-    return cache.view(-1, cache.shape[-1]).index_select(0, vectors.flatten()).view(*vectors.shape, -1).float()
+    """Keys or values [G, Nk, C, D] float32: head by head, so that the products read them in
+    order."""
+    return (
+        cache.view(-1, cache.shape[-1])
+        .index_select(0, vectors.flatten())
+        .view(*vectors.shape, -1)
+        .float()
+    )
 
 
 def _visible(n_padding: Tensor, n_queries: int, n_columns: int, window: int | None) -> Tensor:
-    """[G, S, C] bool: which columns a query sees, when the last of S queries stands at the last of C columns."""
+    """[G, S, C] bool: which columns a query sees, when the last of S queries stands at the last of
+    C columns."""
     columns = torch.arange(n_columns, device=n_padding.device)
     own = columns[n_columns - n_queries :, None]
     visible = (columns <= own) & (columns >= n_padding[:, None, None])
@@ -269,16 +310,20 @@ def _visible(n_padding: Tensor, n_queries: int, n_columns: int, window: int | No
 def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
     """softmax(q k^T) v in float32: scaled q [G, S, Nq, D], k and v [G, Nk, C, D] -> [G, S, Nq, D].
 
-    The Nq / Nk query heads that share a key-value head are multiplied with it as if they were further queries.
-    """
+    The Nq / Nk query heads that share a key-value head are multiplied with it as if they were
+    further queries."""
     n_rows, n_queries, n_heads, head_dim = q.shape
     n_kv_heads = k.shape[1]
     q = q.unflatten(2, (n_kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [G, Nk, Nq / Nk, S, D]
     scores = (q.flatten(2, 3) @ k.transpose(-1, -2)).unflatten(2, (-1, n_queries))
     scores.masked_fill_(~visible[:, None, None], -torch.inf)
     weights = scores.softmax(-1)
-    if sinks is not None:  # a sink's share: softmax over (scores, sink) is softmax(scores) * sigmoid(lse - sink)
-        weights *= torch.sigmoid(scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1))
+    if (
+        sinks is not None
+    ):  # a sink's share: softmax over (scores, sink) is softmax(scores) * sigmoid(lse - sink)
+        weights *= torch.sigmoid(
+            scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1)
+        )
     out = (weights.flatten(2, 3) @ v).unflatten(2, (-1, n_queries))
     return out.permute(0, 3, 1, 2, 4).reshape(n_rows, n_queries, n_heads, head_dim)
 

@@ -1,4 +1,5 @@
-"""Models: from a checkpoint folder to a ModelSpec and its parameters, and the one decoder that runs them.
+"""Models: from a checkpoint folder to a ModelSpec and its parameters, and the one decoder that runs
+them.
 
 Importing this package registers the families. Read next: spec.py, then decoder.py.
 """

@@ -1,9 +1,9 @@
 """The decoder: token ids in, logits out, for every family. Only the cache is written, in place.
 
-The law: how models differ is read from the spec, what a device does best from the kernels; neither is asked who it is,
-so there is one decoder. It traces with torch.compile: no branch depends on a tensor's values.
-Read next: kernels/reference.py for what each call computes; forward.py, which prepares the inputs.
-"""
+The law: how models differ is read from the spec, what a device does best from the kernels; neither
+is asked who it is, so there is one decoder. It traces with torch.compile: no branch depends on a
+tensor's values. Read next: kernels/reference.py for what each call computes; forward.py, which
+prepares the inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Cache = tuple[Tensor, Tensor]
 """Keys and values of one layer, [n_ids, block_size, n_kv_heads, head_dim] each."""
 
 Turns = tuple[tuple[Tensor, Tensor], ...]
-"""(cos, sin) for each rope of a model: over all positions, [max_model_len, dim / 2], or at T tokens, [T, dim]."""
+"""(cos, sin) for each rope of a model: over all positions, [max_model_len, dim / 2], or at T
+tokens, [T, dim]."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,9 +37,13 @@ class Inputs:
     logit_index: Tensor  # [L] int32, the tokens that want logits
     attention: Any  # of kernels.attention_inputs
     rope_tables: Turns
-    rope_axes: Tensor | None = None  # [3, 1, dim / 2] float32, for a model with positions on three axes
+    rope_axes: Tensor | None = (
+        None  # [3, 1, dim / 2] float32, for a model with positions on three axes
+    )
     is_padding: Tensor | None = None  # [T] bool, for a model with experts
-    features: tuple[Tensor, ...] | None = None  # 1 + n_deepstack of [T, H], where tokens show an image, 0 elsewhere
+    features: tuple[Tensor, ...] | None = (
+        None  # 1 + n_deepstack of [T, H], where tokens show an image, 0 elsewhere
+    )
     is_image: Tensor | None = None  # [T, 1] bool
 
 
@@ -49,30 +54,45 @@ def rope_tables(spec: ModelSpec, max_model_len: int, device: torch.device) -> Tu
 
 
 def rope_axes(spec: ModelSpec, device: torch.device) -> Tensor | None:
-    """[3, 1, dim / 2] float32: 1 where a pair turns by its token's position on that axis, 0 elsewhere."""
+    """[3, 1, dim / 2] float32: 1 where a pair turns by its token's position on that axis, 0
+    elsewhere."""
     axes = torch.tensor(spec.rope_axes, dtype=torch.int64)
     return torch.eye(3)[:, axes].unsqueeze(1).to(device) if spec.rope_axes else None
 
 
-def decode(spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs) -> Tensor:
-    """Logits [L, vocab_size] float32 at inputs.logit_index; the tokens' keys and values go into the caches.
+def decode(
+    spec: ModelSpec, kernels: Kernels, params: Params, caches: tuple[Cache, ...], inputs: Inputs
+) -> Tensor:
+    """Logits [L, vocab_size] float32 at inputs.logit_index; the tokens' keys and values go into the
+    caches.
 
-    `residual` is the stream that runs through all layers; each norm takes in what the part before it has added. Once
-    the last layer has attended, only the tokens that want logits go on.
-    """
+    `residual` is the stream that runs through all layers; each norm takes in what the part before
+    it has added. Once the last layer has attended, only the tokens that want logits go on."""
     residual = _embedding(spec, params["embed"], inputs)
     turns = _gather_turns(inputs, residual.dtype)
     norms = [layer["input_norm"] for layer in params["layers"]] + [params["norm"]]
     features, is_padding = inputs.features, inputs.is_padding
     x = kernels.rms_norm(residual, norms[0], *_norm_options(spec))
     for i, layer in enumerate(params["layers"]):
-        x = _attention(spec, kernels, layer, x, Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs))
+        x = _attention(
+            spec,
+            kernels,
+            layer,
+            x,
+            Attend(caches[i], turns[spec.rope_ids[i]], spec.windows[i], inputs),
+        )
         if i == spec.n_layers - 1:
-            x, residual, features, is_padding = _rows((x, residual, features, is_padding), inputs.logit_index)
+            x, residual, features, is_padding = _rows(
+                (x, residual, features, is_padding), inputs.logit_index
+            )
         x = _added(spec, kernels, x, layer.get("attention_out_norm"))
         x, residual = kernels.add_rms_norm(x, residual, layer["post_norm"], *_norm_options(spec))
         experts = spec.experts[i]
-        x = _moe(experts, kernels, layer, x, is_padding) if experts else _mlp(spec, kernels, layer, x)
+        x = (
+            _moe(experts, kernels, layer, x, is_padding)
+            if experts
+            else _mlp(spec, kernels, layer, x)
+        )
         x = _added(spec, kernels, x, layer.get("mlp_out_norm"))
         x = _with_features(x, features, i + 1)
         x, residual = kernels.add_rms_norm(x, residual, norms[i + 1], *_norm_options(spec))
@@ -87,7 +107,8 @@ def _rows(x: Any, index: Tensor) -> Any:
 
 
 def _embedding(spec: ModelSpec, table: Tensor, inputs: Inputs) -> Tensor:
-    """[T, H]. A scale is rounded to the model's dtype, since Gemma was trained with the rounded one."""
+    """[T, H]. A scale is rounded to the model's dtype, since Gemma was trained with the rounded
+    one."""
     x = F.embedding(inputs.token_ids, table)
     x = x if spec.embed_scale == 1 else x * x.new_full((), spec.embed_scale)
     return x if inputs.features is None else torch.where(inputs.is_image, inputs.features[0], x)
@@ -114,7 +135,8 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
 
 
 def _gather_turns(inputs: Inputs, dtype: torch.dtype) -> Turns:
-    """cos and sin at the tokens' positions, in the model's dtype. With several axes each pair has its own position."""
+    """cos and sin at the tokens' positions, in the model's dtype. With several axes each pair has
+    its own position."""
 
     def gather(table: Tensor) -> Tensor:
         half = table.index_select(0, inputs.positions.flatten())
@@ -134,16 +156,23 @@ class Attend(NamedTuple):
     inputs: Inputs
 
 
-def _attention(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, attend: Attend) -> Tensor:
-    """x [T, H] -> [T, H]. Keys and values are written before any query reads, so chunks and decode are one path."""
-    heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(-1, (-1, spec.head_dim))
+def _attention(
+    spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor, attend: Attend
+) -> Tensor:
+    """x [T, H] -> [T, H]. Keys and values are written before any query reads, so chunks and decode
+    are one path."""
+    heads = kernels.linear(x, layer["qkv"], layer.get("qkv_bias")).unflatten(
+        -1, (-1, spec.head_dim)
+    )
     q, k, v = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), dim=1)
     if spec.qk_norm:
         q = kernels.rms_norm(q, layer["q_norm"], *_norm_options(spec))
         k = kernels.rms_norm(k, layer["k_norm"], *_norm_options(spec))
     q, k = kernels.rotary(q, k, *attend.turn)
     kernels.write_kv(k, v, *attend.cache, attend.inputs.slots)
-    out = kernels.attention(q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window)
+    out = kernels.attention(
+        q, *attend.cache, attend.inputs.attention, spec.attn_scale, attend.window
+    )
     return kernels.linear(out.flatten(1), layer["o"], layer.get("o_bias"))
 
 
@@ -155,11 +184,14 @@ def _mlp(spec: ModelSpec, kernels: Kernels, layer: Params, x: Tensor) -> Tensor:
 
 
 def _moe(spec: ExpertSpec, kernels: Kernels, layer: Params, x: Tensor, is_padding: Any) -> Tensor:
-    """x [T, H] -> [T, H]: each token by a few experts, and by one that computes all, as far as its own gate opens."""
+    """x [T, H] -> [T, H]: each token by a few experts, and by one that computes all, as far as its
+    own gate opens."""
     logits = kernels.linear(x, layer["router"])
     experts = layer["experts_gate_up"], layer["experts_down"]
     out = kernels.moe(x, logits, *experts, spec.n_active, spec.normalize, is_padding)
     if spec.shared_size:
-        shared = kernels.linear(kernels.silu_mul(kernels.linear(x, layer["shared_gate_up"])), layer["shared_down"])
+        shared = kernels.linear(
+            kernels.silu_mul(kernels.linear(x, layer["shared_gate_up"])), layer["shared_down"]
+        )
         out = out + torch.sigmoid(kernels.linear(x, layer["shared_gate"])) * shared
     return out

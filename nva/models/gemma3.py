@@ -1,4 +1,5 @@
-"""Gemma 3, text only: more norms, which multiply by 1 + weight, windows in most layers and a rope of their own there.
+"""Gemma 3, text only: more norms, which multiply by 1 + weight, windows in most layers and a rope
+of their own there.
 
 Read next: decoder.py, `_added`, for what the norms after attention and MLP do.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nva.models.config import FULL, SLIDING, Config, read_spec, required, size
+from nva.models.hf_config import FULL, SLIDING, Config, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
 from nva.models.registry import EMULATED, LOGITS, register
@@ -27,7 +28,8 @@ GEMMA3_WEIGHTS = Weights(
 
 @register("Gemma3ForCausalLM", verified=[LOGITS, "real text of Gemma 3 270M", EMULATED])
 def gemma3(config: Config) -> tuple[ModelSpec, Weights]:
-    """Scores are scaled by query_pre_attn_scalar instead of head_dim, embeddings by the root of hidden_size."""
+    """Scores are scaled by query_pre_attn_scalar instead of head_dim, embeddings by the root of
+    hidden_size."""
     scalar, hidden = size(config, "query_pre_attn_scalar"), size(config, "hidden_size")
     bias = config.get("attention_bias", False)
     spec = read_spec(
@@ -55,9 +57,14 @@ def _layer_types(config: Config) -> list[str]:
 
 
 def _ropes(config: Config) -> dict[str, Any]:
-    """The ropes by kind of layer, as transformers 5 spells them; transformers 4 has a second theta."""
+    """The ropes by kind of layer, as transformers 5 spells them; transformers 4 has a second
+    theta."""
     if config.get("rope_parameters"):
         return {}
     full = {"rope_theta": required(config, "rope_theta"), **(config.get("rope_scaling") or {})}
     sliding = {"rope_theta": required(config, "rope_local_base_freq")}
-    return {"rope_theta": None, "rope_scaling": None, "rope_parameters": {FULL: full, SLIDING: sliding}}
+    return {
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {FULL: full, SLIDING: sliding},
+    }

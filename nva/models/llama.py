@@ -5,7 +5,7 @@ Read next: qwen2.py, which differs by a bias; decoder.py, which runs them all.
 
 from __future__ import annotations
 
-from nva.models.config import Config, read_spec, required
+from nva.models.hf_config import Config, read_spec, required
 from nva.models.params import Weights
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
@@ -28,15 +28,24 @@ LLAMA_WEIGHTS = Weights(
         "down": (f"{_MLP}down_proj.weight",),
         "down_bias": (f"{_MLP}down_proj.bias",),
         "router": (f"{_MLP}gate.weight",),
-        "experts_gate_up": (f"{_MLP}experts.{{expert}}.gate_proj.weight", f"{_MLP}experts.{{expert}}.up_proj.weight"),
+        "experts_gate_up": (
+            f"{_MLP}experts.{{expert}}.gate_proj.weight",
+            f"{_MLP}experts.{{expert}}.up_proj.weight",
+        ),
         "experts_down": (f"{_MLP}experts.{{expert}}.down_proj.weight",),
-        "shared_gate_up": (f"{_MLP}shared_expert.gate_proj.weight", f"{_MLP}shared_expert.up_proj.weight"),
+        "shared_gate_up": (
+            f"{_MLP}shared_expert.gate_proj.weight",
+            f"{_MLP}shared_expert.up_proj.weight",
+        ),
         "shared_down": (f"{_MLP}shared_expert.down_proj.weight",),
         "shared_gate": (f"{_MLP}shared_expert_gate.weight",),
         "norm": ("model.norm.weight",),
         "head": ("lm_head.weight",),
     },
-    fused={"experts_gate_up": f"{_MLP}experts.gate_up_proj", "experts_down": f"{_MLP}experts.down_proj"},
+    fused={
+        "experts_gate_up": f"{_MLP}experts.gate_up_proj",
+        "experts_down": f"{_MLP}experts.down_proj",
+    },
     rope_buffers=(f"{_ATTENTION}rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
 )
 """The names most families use. A spec decides which of them its model has."""
@@ -46,7 +55,9 @@ LLAMA_WEIGHTS = Weights(
 def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
-        raise ValueError("LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?")
+        raise ValueError(
+            "LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?"
+        )
     if config.get("rope_theta") is None:
         config |= {"rope_theta": 10000.0}  # Llama 1 and 2, whose config.json doesn't name it
     bias = config.get("attention_bias", False)

@@ -1,10 +1,10 @@
 """The parameters of a model: a plain nested dict of tensors, the same for every family.
 
-    {"embed": [V, H], "layers": [{"input_norm": [H], "qkv": ..., ...}, ...], "norm": [H], "head": [V, H]}
+    {"embed": [V, H], "layers": [{"input_norm": [H], "qkv": ..., ...}, ...],
+     "norm": [H], "head": [V, H]}
 
-The law: a parameter is the rows of one or more checkpoint tensors, stacked: q, k, v in "qkv"; gate, up in "gate_up".
-Read next: checkpoint.py, which fills it from files.
-"""
+The law: a parameter is the rows of one or more checkpoint tensors, stacked: q, k, v in "qkv"; gate,
+up in "gate_up". Read next: checkpoint.py, which fills it from files."""
 
 from __future__ import annotations
 
@@ -25,24 +25,53 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @attrs.frozen(kw_only=True)
 class Weights:
-    """What a family's checkpoints call the tensors: `{layer}` in a name stands for the layer's number, and names with
-    `{expert}` for as many as there are experts, those of the first expert first."""
+    """What a family's checkpoints call the tensors: `{layer}` in a name stands for the layer's
+    number, and names with `{expert}` for as many as there are experts, those of the first expert
+    first."""
 
     names: Mapping[str, tuple[str, ...]]  # parameter -> the tensors whose rows it is
-    fused: Mapping[str, str] = attrs.field(factory=dict)  # parameter -> the one tensor that may hold it instead
-    is_transposed: bool = False  # what is fused is stored [E, K, N] on the hub, [E, N, K] by transformers 5
-    rope_buffers: tuple[str, ...] = ()  # tensors of rope frequencies that old checkpoints hold and nobody reads
+    fused: Mapping[str, str] = attrs.field(
+        factory=dict
+    )  # parameter -> the one tensor that may hold it instead
+    is_transposed: bool = (
+        False  # what is fused is stored [E, K, N] on the hub, [E, N, K] by transformers 5
+    )
+    rope_buffers: tuple[
+        str, ...
+    ] = ()  # tensors of rope frequencies that old checkpoints hold and nobody reads
 
 
 EXPERTS = frozenset({"experts_gate_up", "experts_down"})
-"""Parameters [E, N, K] that hold the weights of all experts of a layer, the rows of one after those of another."""
+"""Parameters [E, N, K] that hold the weights of all experts of a layer, the rows of one after those
+of another."""
 
 LINEARS = (
     EXPERTS
-    | {"qkv", "o", "gate_up", "down", "head", "router", "shared_gate_up", "shared_down", "shared_gate"}
-    | {"patch", "vision_qkv", "vision_o", "fc1", "fc2", "merger_fc1", "merger_fc2", "deepstack_fc1", "deepstack_fc2"}
+    | {
+        "qkv",
+        "o",
+        "gate_up",
+        "down",
+        "head",
+        "router",
+        "shared_gate_up",
+        "shared_down",
+        "shared_gate",
+    }
+    | {
+        "patch",
+        "vision_qkv",
+        "vision_o",
+        "fc1",
+        "fc2",
+        "merger_fc1",
+        "merger_fc2",
+        "deepstack_fc1",
+        "deepstack_fc2",
+    }
 )
-"""Parameters that kernels.linear or kernels.moe multiply with, and kernels.pack_linear therefore prepares."""
+"""Parameters that kernels.linear or kernels.moe multiply with, and kernels.pack_linear therefore
+prepares."""
 
 
 def outer_shapes(spec: ModelSpec) -> dict[str, Shapes]:
@@ -141,27 +170,35 @@ def all_shapes(spec: ModelSpec) -> Iterator[tuple[int | None, dict[str, Shapes]]
     yield from ((layer, layer_shapes(spec, layer)) for layer in range(spec.n_layers))
     if spec.vision:
         yield None, vision_shapes(spec.vision)
-        yield from ((layer, vision_layer_shapes(spec.vision)) for layer in range(spec.vision.n_layers))
-        yield from ((i, deepstack_shapes(spec.vision)) for i in range(len(spec.vision.deepstack_layers)))
+        yield from (
+            (layer, vision_layer_shapes(spec.vision)) for layer in range(spec.vision.n_layers)
+        )
+        yield from (
+            (i, deepstack_shapes(spec.vision)) for i in range(len(spec.vision.deepstack_layers))
+        )
 
 
 Make = Callable[[str, "int | None", Shapes], Tensor]
 
 
 def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
-    """All parameters, each given by `make(name, layer, shapes)` (layer None outside the layers) as its rows, those of
-    experts set apart, in the form that the kernels want."""
+    """All parameters, each given by `make(name, layer, shapes)` (layer None outside the layers) as
+    its rows, those of experts set apart, in the form that the kernels want."""
 
     def finish(name: str, rows: Tensor, layer: int | None) -> Any:
         experts = spec.experts[layer] if name in EXPERTS and layer is not None else None
         tensor = rows if experts is None else rows.unflatten(0, (experts.n_experts, -1))
         if name.endswith("norm"):
             return kernels.pack_norm(tensor, spec.unit_offset)
-        tensor = tensor.flatten(1) if name == "patch" else tensor  # stored as a convolution, but patches don't overlap
+        tensor = (
+            tensor.flatten(1) if name == "patch" else tensor
+        )  # stored as a convolution, but patches don't overlap
         return kernels.pack_linear(tensor) if name in LINEARS else tensor
 
     def build(shapes: dict[str, Shapes], layer: int | None) -> Params:
-        return {name: finish(name, make(name, layer, parts), layer) for name, parts in shapes.items()}
+        return {
+            name: finish(name, make(name, layer, parts), layer) for name, parts in shapes.items()
+        }
 
     params = build(outer_shapes(spec), None)
     params["layers"] = [build(layer_shapes(spec, layer), layer) for layer in range(spec.n_layers)]
@@ -169,7 +206,9 @@ def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
         params["vision"] = build(vision_shapes(vision), None)
         layers, deepstack = vision_layer_shapes(vision), deepstack_shapes(vision)
         params["vision"]["layers"] = [build(layers, layer) for layer in range(vision.n_layers)]
-        params["vision"]["deepstack"] = [build(deepstack, i) for i in range(len(vision.deepstack_layers))]
+        params["vision"]["deepstack"] = [
+            build(deepstack, i) for i in range(len(vision.deepstack_layers))
+        ]
     return params if "head" in params else {**params, "head": kernels.pack_linear(params["embed"])}
 
 
@@ -180,11 +219,14 @@ def random_params(
     kernels: Kernels = reference,
     std: float = 0.02,
 ) -> Params:
-    """Parameters drawn from a normal distribution (norms are 1), on the generator's device: for benchmarks."""
+    """Parameters drawn from a normal distribution (norms are 1), on the generator's device: for
+    benchmarks."""
 
     def make(name: str, layer: int | None, shapes: Shapes) -> Tensor:
         shape = (sum(part[0] for part in shapes), *shapes[0][1:])
         empty = torch.empty(shape, dtype=dtype, device=generator.device)
-        return empty.fill_(1) if name.endswith("norm") else empty.normal_(0, std, generator=generator)
+        return (
+            empty.fill_(1) if name.endswith("norm") else empty.normal_(0, std, generator=generator)
+        )
 
     return build_params(spec, make, kernels)

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama with a bias on queries, keys and values; Qwen2-MoE has experts and one that all share.
+"""Qwen2 and Qwen2.5: Llama with a bias on queries, keys and values; Qwen2-MoE has experts and one
+that all share.
 
 Read next: qwen3.py, which has norms in its place.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nva.models.config import Config, read_experts, read_spec, required, size
+from nva.models.hf_config import Config, read_experts, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
 from nva.models.registry import EMULATED, LOGITS, register
@@ -21,20 +22,27 @@ def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
 
 
 def qwen_windows(config: Config) -> dict[str, Any]:
-    """The first max_window_layers layers see everything, the others the window; without use_sliding_window all do."""
+    """The first max_window_layers layers see everything, the others the window; without
+    use_sliding_window all do."""
     if not config.get("use_sliding_window"):
         config.pass_over("sliding_window", "max_window_layers")
         return {}
-    return {"window": required(config, "sliding_window"), "n_unwindowed": required(config, "max_window_layers")}
+    return {
+        "window": required(config, "sliding_window"),
+        "n_unwindowed": required(config, "max_window_layers"),
+    }
 
 
 @register("Qwen2MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
-    """Which layers have a window must be listed: programs disagree on what max_window_layers means here."""
+    """Which layers have a window must be listed: programs disagree on what max_window_layers means
+    here."""
     config.pass_over("sliding_window", "max_window_layers")
     windows = {}
     if config.get("use_sliding_window"):
         required(config, "layer_types")
         windows = {"window": required(config, "sliding_window")}
     experts = read_experts(config, shared_size=size(config, "shared_expert_intermediate_size"))
-    return read_spec(config, qkv_bias=config.get("qkv_bias", True), experts=experts, **windows), LLAMA_WEIGHTS
+    return read_spec(
+        config, qkv_bias=config.get("qkv_bias", True), experts=experts, **windows
+    ), LLAMA_WEIGHTS

@@ -1,4 +1,5 @@
-"""Qwen3-VL: the text model of Qwen3 or Qwen3-MoE, a vision tower beside it, positions in time, height and width.
+"""Qwen3-VL: the text model of Qwen3 or Qwen3-MoE, a vision tower beside it, positions in time,
+height and width.
 
 Read next: vision.py, the tower; state/media.py, the positions.
 """
@@ -9,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from nva.models.config import Config, read_experts, read_spec, required, size
+from nva.models.hf_config import Config, read_experts, read_spec, required, size
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
 from nva.models.registry import EMULATED, LOGITS, register
@@ -25,7 +26,10 @@ def _both(name: str, tensor: str) -> dict[str, tuple[str, ...]]:
 
 def _merger(name: str, tensor: str) -> dict[str, tuple[str, ...]]:
     """The names of the weights that make features of patches."""
-    linears = {**_both(f"{name}_fc1", f"{tensor}.linear_fc1"), **_both(f"{name}_fc2", f"{tensor}.linear_fc2")}
+    linears = {
+        **_both(f"{name}_fc1", f"{tensor}.linear_fc1"),
+        **_both(f"{name}_fc2", f"{tensor}.linear_fc2"),
+    }
     return {**_both(f"{name}_norm", f"{tensor}.norm"), **linears}
 
 
@@ -66,28 +70,43 @@ def qwen3_vl_moe(config: Config) -> tuple[ModelSpec, Weights]:
 
 
 def _with_tower(config: Config, text: Config, **differences: Any) -> ModelSpec:
-    config.pass_over("video_token_id", "vision_start_token_id", "vision_end_token_id")  # the tokenizer's affair
+    config.pass_over(
+        "video_token_id", "vision_start_token_id", "vision_end_token_id"
+    )  # the tokenizer's affair
     text, axes = _without_axes(text | {"architectures": config.get("architectures")})
     head_dim, bias = required(text, "head_dim"), text.get("attention_bias", False)
     tied = config.get("tie_word_embeddings", False)
-    spec = read_spec(text, qk_norm=True, head_dim=head_dim, qkv_bias=bias, o_bias=bias, tied_head=tied, **differences)
+    spec = read_spec(
+        text,
+        qk_norm=True,
+        head_dim=head_dim,
+        qkv_bias=bias,
+        o_bias=bias,
+        tied_head=tied,
+        **differences,
+    )
     vision = _vision(config.part("vision_config"), size(config, "image_token_id"))
     if vision.out_size != spec.hidden_size or len(vision.deepstack_layers) > spec.n_layers:
-        raise ValueError(f"the vision tower gives {vision.out_size} numbers, the text model takes {spec.hidden_size}")
+        raise ValueError(
+            f"the vision tower gives {vision.out_size} numbers, the text model takes "
+            f"{spec.hidden_size}"
+        )
     return attrs.evolve(spec, rope_axes=axes, vision=vision)
 
 
 def _without_axes(text: Config) -> tuple[Config, tuple[int, ...]]:
-    """The text config with a plain rope, and which of time, height and width each pair of numbers turns with.
+    """The text config with a plain rope, and which of time, height and width each pair of numbers
+    turns with.
 
-    Pairs take turns (time, height, width, time, ...) as long as an axis has some left of its section; the rest is
-    time's.
-    """
+    Pairs take turns (time, height, width, time, ...) as long as an axis has some left of its
+    section; the rest is time's."""
     name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
     rope = dict(required(text, name))
     sections = rope.pop("mrope_section", None)
     if not rope.pop("mrope_interleaved", False) or sections is None or len(sections) != 3:
-        raise ValueError(f"{name} has mrope_section {sections}; Qwen3-VL takes three, with mrope_interleaved")
+        raise ValueError(
+            f"{name} has mrope_section {sections}; Qwen3-VL takes three, with mrope_interleaved"
+        )
     pairs = range(required(text, "head_dim") // 2)
     axes = tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in pairs)
     return text | {name: rope}, axes
@@ -96,7 +115,9 @@ def _without_axes(text: Config) -> tuple[Config, tuple[int, ...]]:
 def _vision(config: Config, image_token: int) -> VisionSpec:
     activation = config.get("hidden_act", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        raise ValueError(f"the vision tower's hidden_act {activation!r} is not known; known is gelu_pytorch_tanh")
+        raise ValueError(
+            f"the vision tower's hidden_act {activation!r} is not known; known is gelu_pytorch_tanh"
+        )
     grid_side = int(size(config, "num_position_embeddings") ** 0.5)
     patch = size(config, "patch_size")
     return VisionSpec(
@@ -104,7 +125,12 @@ def _vision(config: Config, image_token: int) -> VisionSpec:
         hidden_size=size(config, "hidden_size"),
         n_heads=size(config, "num_heads"),
         intermediate_size=size(config, "intermediate_size"),
-        patch_shape=(config.get("in_channels", 3), size(config, "temporal_patch_size"), patch, patch),
+        patch_shape=(
+            config.get("in_channels", 3),
+            size(config, "temporal_patch_size"),
+            patch,
+            patch,
+        ),
         merge_size=size(config, "spatial_merge_size"),
         grid_side=grid_side,
         out_size=size(config, "out_hidden_size"),
@@ -118,5 +144,7 @@ def _theta(config: Config) -> float:
     """Only transformers 5 writes the tower's rope."""
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     if rope.get("rope_type", "axial") != "axial":
-        raise ValueError(f"rope type {rope['rope_type']!r} of the vision tower is not known; known is axial")
+        raise ValueError(
+            f"rope type {rope['rope_type']!r} of the vision tower is not known; known is axial"
+        )
     return float(rope.get("rope_theta", 10000.0))

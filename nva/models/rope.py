@@ -1,9 +1,9 @@
-"""Rotary position embedding: how fast each pair of numbers turns with position, for every kind of checkpoint.
+"""Rotary position embedding: how fast each pair of numbers turns with position, for every kind of
+checkpoint.
 
-The law: a rope is fixed once, from the config and max_model_len, so a token's keys never depend on how long its
-sequence has become; a setting that is not understood is an error.
-Read next: kernels/reference.py, rotary, which turns queries and keys by these angles.
-"""
+The law: a rope is fixed once, from the config and max_model_len, so a token's keys never depend on
+how long its sequence has become; a setting that is not understood is an error. Read next:
+kernels/reference.py, rotary, which turns queries and keys by these angles."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from nva.state.checks import number, whole
 
 @attrs.frozen(kw_only=True)
 class RopeSpec:
-    """The rope of a layer. The first five fields are every kind's; _SETTINGS says which kinds read the others."""
+    """The rope of a layer. The first five fields are every kind's; _SETTINGS says which kinds read
+    the others."""
 
     kind: str
     theta: float = attrs.field(validator=number(0, above=True))
     dim: int  # numbers of each head that turn, even
     max_position: int = attrs.field(validator=whole(1))  # positions the config declares
-    original_max_position: int = attrs.field(validator=whole(1))  # positions before the rope was stretched
+    original_max_position: int = attrs.field(
+        validator=whole(1)
+    )  # positions before the rope was stretched
     factor: float = attrs.field(default=1.0, validator=number(0, above=True))
     attention_factor: float | None = None
     low_freq_factor: float = 1.0
@@ -41,17 +44,24 @@ class RopeSpec:
 
     def __attrs_post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
-            raise ValueError(f"the rope turns {self.dim} numbers of each head; it takes an even number, at least 2")
+            raise ValueError(
+                f"the rope turns {self.dim} numbers of each head; it takes an even number, at "
+                "least 2"
+            )
         found = len(self.short_factor), len(self.long_factor)
         if self.kind == "longrope" and found != (self.dim // 2, self.dim // 2):
             raise ValueError(
-                f"short_factor and long_factor have {found} numbers; a rope of {self.dim} takes {self.dim // 2}"
+                f"short_factor and long_factor have {found} numbers; a rope of {self.dim} takes "
+                f"{self.dim // 2}"
             )
 
     @property
     def reach(self) -> int:
         """The longest max_model_len this rope is made for."""
-        stretched = {"dynamic": self.max_position * self.factor, "yarn": self.original_max_position * self.factor}
+        stretched = {
+            "dynamic": self.max_position * self.factor,
+            "yarn": self.original_max_position * self.factor,
+        }
         return max(self.max_position, int(stretched.get(self.kind, 0)))
 
 
@@ -60,7 +70,10 @@ _SETTINGS: Mapping[str, tuple[set[str], set[str]]] = {  # kind: (required, optio
     "linear": ({"factor"}, set()),
     "dynamic": ({"factor"}, set()),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, set()),
-    "yarn": ({"factor"}, {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    "yarn": (
+        {"factor"},
+        {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
+    ),
     "longrope": ({"short_factor", "long_factor"}, {"factor", "attention_factor"}),
 }
 _OF_ALL = {"original_max_position_embeddings"}
@@ -68,8 +81,9 @@ _READ_HERE = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, layer_kind: str) -> RopeSpec:
-    """The rope of the layers of one kind, from a config.json in either spelling: `rope_theta` and `rope_scaling`
-    (transformers 4), or `rope_parameters`, perhaps nested by layer kind (transformers 5).
+    """The rope of the layers of one kind, from a config.json in either spelling: `rope_theta` and
+    `rope_scaling` (transformers 4), or `rope_parameters`, perhaps nested by layer kind
+    (transformers 5).
 
     Raises ValueError for an unknown kind or setting, and for a missing one.
     """
@@ -93,7 +107,11 @@ def _settings(config: Mapping[str, Any], layer_kind: str) -> dict[str, Any]:
     """All rope settings of a config, wherever they stand; None counts as absent."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     outside = {name: config.get(name) for name in ("rope_theta", "partial_rotary_factor", *_OF_ALL)}
-    return {name: value for name, value in {**outside, **rope.get(layer_kind, rope)}.items() if value is not None}
+    return {
+        name: value
+        for name, value in {**outside, **rope.get(layer_kind, rope)}.items()
+        if value is not None
+    }
 
 
 def _check_settings(kind: str, found: set[str]) -> None:
@@ -101,9 +119,14 @@ def _check_settings(kind: str, found: set[str]) -> None:
         raise ValueError(f"rope type {kind!r} is not known; known are {', '.join(_SETTINGS)}")
     required, optional = _SETTINGS[kind]
     if missing := (required | {"rope_theta"}) - found:
-        raise ValueError(f"rope type {kind!r} needs {', '.join(sorted(missing))}, which config.json doesn't give")
+        raise ValueError(
+            f"rope type {kind!r} needs {', '.join(sorted(missing))}, which config.json doesn't give"
+        )
     if unknown := found - required - optional - _OF_ALL - _READ_HERE:
-        raise ValueError(f"rope type {kind!r} has no setting {', '.join(sorted(unknown))}; remove what has no effect")
+        raise ValueError(
+            f"rope type {kind!r} has no setting {', '.join(sorted(unknown))}; remove what has no "
+            "effect"
+        )
 
 
 def rope_table(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, Tensor]:
@@ -116,8 +139,8 @@ def rope_table(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, Tensor]:
 def rope_frequencies(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     """Radians per position [dim / 2] float32, and what cos and sin are multiplied by.
 
-    Computed in float32 step by step as transformers does, since at position 100,000 the rounding shows.
-    """
+    Computed in float32 step by step as transformers does, since at position 100,000 the rounding
+    shows."""
     return _KINDS[rope.kind](rope, max_model_len)
 
 
@@ -136,22 +159,29 @@ def _linear(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
 
 
 def _dynamic(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """NTK-aware scaling: a larger theta, by which the slowest pair fits max_model_len into the trained range."""
-    stretch = rope.factor * max(max_model_len, rope.max_position) / rope.max_position - (rope.factor - 1)
+    """NTK-aware scaling: a larger theta, by which the slowest pair fits max_model_len into the
+    trained range."""
+    stretch = rope.factor * max(max_model_len, rope.max_position) / rope.max_position - (
+        rope.factor - 1
+    )
     theta = rope.theta * stretch ** (rope.dim / (rope.dim - 2))
     return 1.0 / _powers(theta, rope.dim), 1.0
 
 
 def _llama3(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """Llama 3.1: slow pairs are divided by the factor, fast ones kept, a ramp over their wavelengths between."""
+    """Llama 3.1: slow pairs are divided by the factor, fast ones kept, a ramp over their
+    wavelengths between."""
     frequencies, _ = _default(rope, max_model_len)
     turns = rope.original_max_position * frequencies / (2 * math.pi)  # in the original range
-    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(
+        0, 1
+    )
     return (1 - kept) * frequencies / rope.factor + kept * frequencies, 1.0
 
 
 def _yarn(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """Peng et al. 2023, YaRN: a ramp over the pairs' indices, and sharper attention to make up for the length."""
+    """Peng et al. 2023, YaRN: a ramp over the pairs' indices, and sharper attention to make up for
+    the length."""
 
     def index_of(n_turns: float) -> float:
         """The (fractional) pair that makes so many turns in the original range."""
@@ -180,11 +210,14 @@ def _yarn_scale(rope: RopeSpec) -> float:
 
 
 def _longrope(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """Ding et al. 2024, LongRoPE: a divisor for each pair, from one list if sequences may pass the original range."""
+    """Ding et al. 2024, LongRoPE: a divisor for each pair, from one list if sequences may pass the
+    original range."""
     divisors = rope.long_factor if max_model_len > rope.original_max_position else rope.short_factor
     scale = rope.attention_factor
     if scale is None:
-        growth = math.log(rope.factor) / math.log(rope.original_max_position) if rope.factor > 1 else 0.0
+        growth = (
+            math.log(rope.factor) / math.log(rope.original_max_position) if rope.factor > 1 else 0.0
+        )
         scale = math.sqrt(1 + growth)
     return 1.0 / (torch.tensor(divisors) * _powers(rope.theta, rope.dim)), scale
 

@@ -1,8 +1,8 @@
 """ModelSpec: everything in which one decoder-only text model differs from another, as data.
 
-The law: the decoder reads differences here and nowhere else; a new one is a new field with a neutral default.
-Read next: decoder.py, which computes what a spec says, and params.py, the tensors it needs.
-"""
+The law: the decoder reads differences here and nowhere else; a new one is a new field with a
+neutral default. Read next: decoder.py, which computes what a spec says, and params.py, the tensors
+it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class ExpertSpec:
     n_experts: int = attrs.field(validator=whole(1))
     n_active: int = attrs.field(validator=whole(1))  # experts that compute a token
     intermediate_size: int = attrs.field(validator=whole(1))  # of each
-    shared_size: int = attrs.field(default=0, validator=whole(0))  # of the one that computes every token; 0 for none
+    shared_size: int = attrs.field(
+        default=0, validator=whole(0)
+    )  # of the one that computes every token; 0 for none
     normalize: bool = attrs.field(validator=flag)  # the weights of a token's experts sum to 1
 
     def __attrs_post_init__(self) -> None:
@@ -33,28 +35,41 @@ class ExpertSpec:
 
 @attrs.frozen(kw_only=True)
 class VisionSpec:
-    """The tower that makes features of images, of the width of text embeddings, for the first layer and some beyond."""
+    """The tower that makes features of images, of the width of text embeddings, for the first layer
+    and some beyond."""
 
     n_layers: int = attrs.field(validator=whole(1))
     hidden_size: int = attrs.field(validator=whole(1))
     n_heads: int = attrs.field(validator=whole(1))
     intermediate_size: int = attrs.field(validator=whole(1))
-    patch_shape: tuple[int, int, int, int]  # channels, frames, rows and columns of what becomes one vector
-    merge_size: int = attrs.field(validator=whole(1))  # rows and columns of patches that become one feature
-    grid_side: int = attrs.field(validator=whole(1))  # the learned grid of position embeddings is square
+    patch_shape: tuple[
+        int, int, int, int
+    ]  # channels, frames, rows and columns of what becomes one vector
+    merge_size: int = attrs.field(
+        validator=whole(1)
+    )  # rows and columns of patches that become one feature
+    grid_side: int = attrs.field(
+        validator=whole(1)
+    )  # the learned grid of position embeddings is square
     out_size: int = attrs.field(validator=whole(1))
-    deepstack_layers: tuple[int, ...]  # those whose outputs are added after the first layers of the decoder
+    deepstack_layers: tuple[
+        int, ...
+    ]  # those whose outputs are added after the first layers of the decoder
     rope_theta: float = attrs.field(validator=number(0, above=True))
     image_token: int = attrs.field(validator=whole(0))  # stands for a feature in a prompt
 
     def __attrs_post_init__(self) -> None:
         if self.hidden_size % (4 * self.n_heads):
-            raise ValueError(f"{self.n_heads} heads of a vision tower {self.hidden_size} wide are not multiples of 4")
+            raise ValueError(
+                f"{self.n_heads} heads of a vision tower {self.hidden_size} wide are not multiples "
+                "of 4"
+            )
 
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a model. `windows`, `rope_ids` and `experts` have one entry per layer."""
+    """Sizes and switches of a model. `windows`, `rope_ids` and `experts` have one entry per
+    layer."""
 
     vocab_size: int = attrs.field(validator=whole(1))
     hidden_size: int = attrs.field(validator=whole(1))
@@ -67,33 +82,52 @@ class ModelSpec:
     norm_eps: float = attrs.field(validator=number(0))
     ropes: tuple[RopeSpec, ...]  # the distinct ones
     rope_ids: tuple[int, ...]  # which of them a layer has
-    windows: tuple[int | None, ...]  # a token sees that many positions, its own included; None sees all
-    experts: tuple[ExpertSpec | None, ...] = attrs.Factory(lambda spec: (None,) * spec.n_layers, takes_self=True)
-    rope_axes: tuple[int, ...] = ()  # by which of a token's positions each pair turns, where tokens have several
+    windows: tuple[
+        int | None, ...
+    ]  # a token sees that many positions, its own included; None sees all
+    experts: tuple[ExpertSpec | None, ...] = attrs.Factory(
+        lambda spec: (None,) * spec.n_layers, takes_self=True
+    )
+    rope_axes: tuple[
+        int, ...
+    ] = ()  # by which of a token's positions each pair turns, where tokens have several
     vision: VisionSpec | None = None
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)
-    qk_norm: bool = attrs.field(default=False, validator=flag)  # each head of q and k is normalized before the rope
-    out_norms: bool = attrs.field(default=False, validator=flag)  # so is what each attention and each MLP adds
+    qk_norm: bool = attrs.field(
+        default=False, validator=flag
+    )  # each head of q and k is normalized before the rope
+    out_norms: bool = attrs.field(
+        default=False, validator=flag
+    )  # so is what each attention and each MLP adds
     unit_offset: bool = attrs.field(default=False, validator=flag)  # norms multiply by 1 + weight
     activation: Activation = "silu"  # of the MLP's gate
     tied_head: bool = attrs.field(default=False, validator=flag)  # the output head is the embedding
-    attn_scale: float = attrs.field(default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True))
+    attn_scale: float = attrs.field(
+        default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True)
+    )
     embed_scale: float = 1.0  # rounded to the model's dtype
     residual_scale: float = 1.0  # of what each attention and each MLP adds
     logit_scale: float = 1.0
 
     def __attrs_post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly")
+            raise ValueError(
+                f"{self.n_heads} query heads can't share {self.n_kv_heads} key-value heads evenly"
+            )
         lengths = len(self.rope_ids), len(self.windows), len(self.experts)
         if set(lengths) != {self.n_layers}:
             raise ValueError(f"{self.n_layers} layers, but {lengths} ropes, windows and experts")
         if any(self.experts) and self.activation != "silu":
-            raise ValueError(f"experts have silu gates, but this model's activation is {self.activation}")
+            raise ValueError(
+                f"experts have silu gates, but this model's activation is {self.activation}"
+            )
         if any(window is not None and window < 1 for window in self.windows):
-            raise ValueError(f"sliding windows are {set(self.windows)}; give at least 1, or None to see everything")
+            raise ValueError(
+                f"sliding windows are {set(self.windows)}; give at least 1, or None to see "
+                "everything"
+            )
 
     @property
     def reach(self) -> int:

@@ -1,7 +1,7 @@
 """The vision tower: an image's patches in, one vector for each of its tokens out.
 
-The law: an image is computed alone, so its features are the same whatever else is in a batch, and may be kept.
-Read next: state/media.py for what an image is, decoder.py for where its features go.
+The law: an image is computed alone, so its features are the same whatever else is in a batch, and
+may be kept. Read next: state/media.py for what an image is, decoder.py for where its features go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _NORM_EPS = 1e-6
 
 @attrs.frozen(kw_only=True)
 class Places:
-    """Where an image's P patches lie, in the terms that the tower reads; the image's size alone decides it."""
+    """Where an image's P patches lie, in the terms that the tower reads; the image's size alone
+    decides it."""
 
     corners: Tensor  # [4, P] int64, the points of the learned grid around a patch
     shares: Tensor  # [4, P] float32, of each in it
@@ -31,26 +32,39 @@ class Places:
     sin: Tensor  # [P, head_dim] float32
 
 
-def encode_image(spec: VisionSpec, kernels: Kernels, params: Params, image: Image, device: torch.device) -> Tensor:
-    """Features [1 + n_deepstack, n_tokens, out_size] for the input and the first layers of the decoder."""
+def encode_image(
+    spec: VisionSpec, kernels: Kernels, params: Params, image: Image, device: torch.device
+) -> Tensor:
+    """Features [1 + n_deepstack, n_tokens, out_size] for the input and the first layers of the
+    decoder."""
     patches = torch.tensor(image.patches, dtype=params["grid"].dtype, device=device)
-    return encode_patches(spec, kernels, params, patches, place_patches(spec, image.n_rows, image.n_columns, device))
+    return encode_patches(
+        spec, kernels, params, patches, place_patches(spec, image.n_rows, image.n_columns, device)
+    )
 
 
 def place_patches(spec: VisionSpec, n_rows: int, n_columns: int, device: torch.device) -> Places:
-    """The places of the patches of n_rows * n_columns features. A host works them out in integers and float32."""
-    rows, columns = _patch_places(n_rows * spec.merge_size, n_columns * spec.merge_size, spec.merge_size)
+    """The places of the patches of n_rows * n_columns features. A host works them out in integers
+    and float32."""
+    rows, columns = _patch_places(
+        n_rows * spec.merge_size, n_columns * spec.merge_size, spec.merge_size
+    )
     found = (*_corners(spec.grid_side, rows, columns), *_turns(spec, rows, columns))
     corners, shares, cos, sin = (each.to(device) for each in found)
     return Places(corners=corners, shares=shares, cos=cos, sin=sin)
 
 
-def encode_patches(spec: VisionSpec, kernels: Kernels, params: Params, patches: Tensor, at: Places) -> Tensor:
-    """The same for patches [P, patch size] in the model's dtype. It traces with torch.compile, one graph for each P.
+def encode_patches(
+    spec: VisionSpec, kernels: Kernels, params: Params, patches: Tensor, at: Places
+) -> Tensor:
+    """The same for patches [P, patch size] in the model's dtype. It traces with torch.compile, one
+    graph for each P.
 
-    A vision transformer (Dosovitskiy et al. 2020) with DeepStack (Meng et al. 2024), as in Qwen3-VL.
-    """
-    x = kernels.linear(patches, params["patch"], params["patch_bias"]) + _stretched(params["grid"], at)
+    A vision transformer (Dosovitskiy et al. 2020) with DeepStack (Meng et al. 2024), as in
+    Qwen3-VL."""
+    x = kernels.linear(patches, params["patch"], params["patch_bias"]) + _stretched(
+        params["grid"], at
+    )
     levels: list[Tensor] = []
     for i, layer in enumerate(params["layers"]):
         x = x + _attention(spec, kernels, layer, _norm(x, layer, "vision_input_norm"), at)
@@ -64,23 +78,29 @@ def encode_patches(spec: VisionSpec, kernels: Kernels, params: Params, patches: 
 
 
 def _patch_places(n_rows: int, n_columns: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """The row and column [P] of each patch of n_rows * n_columns; the patches of one feature follow each other."""
+    """The row and column [P] of each patch of n_rows * n_columns; the patches of one feature follow
+    each other."""
     place = torch.arange(n_rows * n_columns).view(n_rows, n_columns)
     tiles = place.unflatten(1, (-1, merge_size)).unflatten(0, (-1, merge_size)).transpose(1, 2)
     return tiles.flatten() // n_columns, tiles.flatten() % n_columns
 
 
 def _corners(side: int, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The points [4, P] of a grid of side^2 around each patch, and their shares [4, P]: the grid is stretched over the
-    image, corner on corner, and read bilinearly."""
+    """The points [4, P] of a grid of side^2 around each patch, and their shares [4, P]: the grid is
+    stretched over the image, corner on corner, and read bilinearly."""
     around = [(row, column) for row in _between(rows, side) for column in _between(columns, side)]
     points = [row * side + column for (row, _), (column, _) in around]
-    return torch.stack(points), torch.stack([row_share * column_share for (_, row_share), (_, column_share) in around])
+    return torch.stack(points), torch.stack(
+        [row_share * column_share for (_, row_share), (_, column_share) in around]
+    )
 
 
 def _stretched(grid: Tensor, at: Places) -> Tensor:
     """The learned grid [side^2, D] at the patches: [P, D], a mean taken in float32."""
-    parts = (grid.index_select(0, points) * share[:, None] for points, share in zip(at.corners, at.shares, strict=True))
+    parts = (
+        grid.index_select(0, points) * share[:, None]
+        for points, share in zip(at.corners, at.shares, strict=True)
+    )
     return functools.reduce(torch.add, parts).to(grid.dtype)
 
 
@@ -92,7 +112,8 @@ def _between(places: Tensor, side: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _turns(spec: VisionSpec, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, head_dim] float32: a quarter of each head's numbers turn by row, a quarter by column, twice."""
+    """cos and sin [P, head_dim] float32: a quarter of each head's numbers turn by row, a quarter by
+    column, twice."""
     n = spec.hidden_size // spec.n_heads // 2
     frequencies = 1.0 / spec.rope_theta ** (torch.arange(0, n, 2, dtype=torch.float32) / n)
     angles = torch.cat([places[:, None] * frequencies for places in (rows, columns)] * 2, dim=-1)
@@ -101,7 +122,9 @@ def _turns(spec: VisionSpec, rows: Tensor, columns: Tensor) -> tuple[Tensor, Ten
 
 def _attention(spec: VisionSpec, kernels: Kernels, layer: Params, x: Tensor, at: Places) -> Tensor:
     """x [P, D]: every patch sees all others. The rope is float32, as the tower was trained."""
-    heads = kernels.linear(x, layer["vision_qkv"], layer["vision_qkv_bias"]).unflatten(-1, (3 * spec.n_heads, -1))
+    heads = kernels.linear(x, layer["vision_qkv"], layer["vision_qkv_bias"]).unflatten(
+        -1, (3 * spec.n_heads, -1)
+    )
     q, k, v = heads.split((spec.n_heads,) * 3, dim=1)
     turned = kernels.rotary(q.float(), k.float(), at.cos, at.sin)
     q, k = (each.to(x.dtype) for each in turned)

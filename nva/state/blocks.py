@@ -1,9 +1,10 @@
-"""The pool of KV blocks: who holds them, which are free and in what order they are reused, what the prefix cache finds.
+"""The pool of KV blocks: who holds them, which are free and in what order they are reused, what the
+prefix cache finds.
 
-The law: every block of the pool is either held (its reference count says by how many block tables) or in the free
-queue, never both. A free block may still be found by its key until it is taken for something else.
-Read next: steps/allocate.py, which moves blocks, and steps/prefix.py, which keys them.
-"""
+The law: every block of the pool is either held (its reference count says by how many block tables)
+or in the free queue, never both. A free block may still be found by its key until it is taken for
+something else. Read next: steps/allocate.py, which moves blocks, and steps/prefix.py, which keys
+them."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ import attrs
 import numpy as np
 
 from nva.state.columns import Int, Lookup, column_field, freeze
-from nva.state.config import Limits
+from nva.state.limits import Limits
 
 ROOT = 0
 """The chain of a block that has no block before it."""
 
 
 class Key(NamedTuple):
-    """What a full block holds: exactly these tokens after exactly that chain. Keys are compared whole."""
+    """What a full block holds: exactly these tokens after exactly that chain. Keys are compared
+    whole."""
 
     parent: int  # chain of the block before, ROOT for the first
-    tokens: bytes  # int32 token ids, block_size of them, then the digests of images that reach into the block
+    # int32 token ids, block_size of them, then the digests of images that reach into the block
+    tokens: bytes
 
 
 class Found(NamedTuple):
@@ -37,10 +40,10 @@ class Found(NamedTuple):
 class Blocks:
     """What is known of block ids: [0, n_scratch) is padding's, the rest is the pool.
 
-    The free queue is a ring of ids through `after` and `before`, entered at the extra id `ring = len(ref_counts)`:
-    blocks are taken at its front; unkeyed ones return to the front, keyed ones to the back, so that what the prefix
-    cache may still find is reused last, least recently used first.
-    """
+    The free queue is a ring of ids through `after` and `before`, entered at the extra id `ring =
+    len(ref_counts)`: blocks are taken at its front; unkeyed ones return to the front, keyed ones to
+    the back, so that what the prefix cache may still find is reused last, least recently used
+    first."""
 
     ref_counts: Int = column_field()  # [ids]: block tables that hold the block
     after: Lookup[int, int]  # next in the free queue; meaningless for held blocks

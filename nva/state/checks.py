@@ -1,7 +1,7 @@
 """Validators of what users write: each raises ValueError saying what was given and what is allowed.
 
-The law: what a record takes is said once, by its fields; checkers, help() and editors read it there.
-"""
+The law: what a record takes is said once, by its fields; checkers, help() and editors read it
+there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 LARGEST_INT32 = 2**31 - 1
 """What a column of token counts, or a table of blocks and slots, can hold."""
 LARGEST = 2**63 - 1
-"""The largest whole number that a field takes; where a column is narrower, more than fits there is no limit at all."""
+"""The largest whole number that a field takes; where a column is narrower, more than fits there is
+no limit at all."""
 
 
 def is_whole(value: object) -> bool:
@@ -34,7 +35,8 @@ def is_whole(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number, of Python or of numpy, that a float can hold; it may be infinite or NaN."""
+    """Whether it is a number, of Python or of numpy, that a float can hold; it may be infinite or
+    NaN."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
@@ -45,7 +47,8 @@ def is_number(value: object) -> bool:
 
 
 def as_python(value: Any) -> Any:
-    """A number of numpy as Python's own, so that records print, compare and serialize alike; all else as it is."""
+    """A number of numpy as Python's own, so that records print, compare and serialize alike; all
+    else as it is."""
     return cast(Any, value).item() if isinstance(value, np.number) else value
 
 
@@ -57,7 +60,10 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: bool = Fals
         if not is_finite or not low <= value <= high or (above and value == low):
             left = "(" if above or math.isinf(low) else "["
             right = ")" if math.isinf(high) else "]"
-            raise ValueError(f"{field.name} is {value!r:.80}; give a finite number in {left}{low:g}, {high:g}{right}")
+            raise ValueError(
+                f"{field.name} is {value!r:.80}; give a finite number in {left}{low:g}, "
+                f"{high:g}{right}"
+            )
 
     return check
 
@@ -67,7 +73,9 @@ def whole(low: int, high: int = LARGEST) -> Validator:
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if not is_whole(value) or not low <= value <= high:
-            bound = f"of at least {low} and below 2**63" if high == LARGEST else f"in [{low}, {high}]"
+            bound = (
+                f"of at least {low} and below 2**63" if high == LARGEST else f"in [{low}, {high}]"
+            )
             raise ValueError(f"{field.name} is {value!r:.80}; give a whole number {bound}")
 
     return check
@@ -80,8 +88,8 @@ def flag(_: object, field: attrs.Attribute[Any], value: Any) -> None:
 
 
 def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]], type[R]]:
-    """For a record of keywords alone: a name that it doesn't have is a ValueError that suggests one, as check_names()
-    does it. The signature stays that of its fields."""
+    """For a record of keywords alone: a name that it doesn't have is a ValueError that suggests
+    one, as check_names() does it. The signature stays that of its fields."""
 
     def decorate(record: type[R]) -> type[R]:
         init, fields = record.__init__, attrs.fields_dict(cast(Any, record))
@@ -92,7 +100,9 @@ def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]],
             init(self, **options)
 
         types = {
-            name: field.type for name, field in fields.items() if init.__annotations__.get(name) in (None, Any, "Any")
+            name: field.type
+            for name, field in fields.items()
+            if init.__annotations__.get(name) in (None, Any, "Any")
         }
         init.__annotations__.update(types)  # of the fields whose converter takes anything
         record.__init__ = checked
@@ -102,7 +112,8 @@ def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]],
 
 
 def takes_fields_of(record: type) -> Callable[[F], F]:
-    """Show inspect and help() the fields of a record where a function has **options that it makes the record of."""
+    """Show inspect and help() the fields of a record where a function has **options that it makes
+    the record of."""
 
     def decorate(function: F) -> F:
         shown = inspect.signature(function)

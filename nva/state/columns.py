@@ -1,9 +1,9 @@
-"""What states are made of: records with read-only columns, append-only tables, and a lookup table that is a value.
+"""What states are made of: records with read-only columns, append-only tables, and a lookup table
+that is a value.
 
-The one law here: a value that a state has shown never changes. This is the only file that knows how a copy is made,
-or how the newest owner may do without one.
-Read next: blocks.py and rows.py, which are built of these columns.
-"""
+The one law here: a value that a state has shown never changes. This is the only file that knows how
+a copy is made, or how the newest owner may do without one. Read next: blocks.py and rows.py, which
+are built of these columns."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 Column = NDArray[Any]
 Ids = NDArray[np.intp]
-"""Ids that columns are indexed with each step: numpy takes three times as long where it must widen them first."""
+"""Ids that columns are indexed with each step: numpy takes three times as long where it must widen
+them first."""
 
 R = TypeVar("R")
 
 
 def evolve(record: R, **changes: Any) -> R:
-    """attrs.evolve in an eighth of its time, for records without slots, validators and converters."""
+    """attrs.evolve in an eighth of its time, for records without slots, validators and
+    converters."""
     fields, evolved = record.__dict__, object.__new__(type(record))
     if not changes.keys() <= fields.keys():
-        raise TypeError(f"{type(record).__name__} has no {', '.join(sorted(changes.keys() - fields.keys()))}")
+        raise TypeError(
+            f"{type(record).__name__} has no {', '.join(sorted(changes.keys() - fields.keys()))}"
+        )
     evolved.__dict__.update(fields, **changes)
     return evolved
 
@@ -41,12 +45,14 @@ def freeze(values: Column) -> Column:
 
 
 def column_field() -> Any:
-    """An attrs field for a column, compared by value; write() and freeze() make it read-only, check() sees to it."""
+    """An attrs field for a column, compared by value; write() and freeze() make it read-only,
+    check() sees to it."""
     return attrs.field(eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
 
 
 def array_field() -> Any:
-    """An attrs field for an array of a record that is built once a step: made read-only, compared by value."""
+    """An attrs field for an array of a record that is built once a step: made read-only, compared
+    by value."""
     return attrs.field(converter=freeze, eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -73,11 +79,12 @@ class _Lines:
 
 @attrs.frozen(eq=False)
 class Table:
-    """Append-only rows of int32, as a value. Its owner knows how many entries of each row are its own.
+    """Append-only rows of int32, as a value. Its owner knows how many entries of each row are its
+    own.
 
-    Tables that were made of each other share lines: the newest owner of a row appends in place, beyond what others
-    read. A row that an older owner extends, or that gets other entries, moves to a line that nobody has read.
-    """
+    Tables that were made of each other share lines: the newest owner of a row appends in place,
+    beyond what others read. A row that an older owner extends, or that gets other entries, moves to
+    a line that nobody has read."""
 
     lines: Ids  # [rows]
     shared: _Lines
@@ -105,7 +112,8 @@ def entries_at(table: Table, rows: Ids, columns: Any) -> Int:
 
 
 def append_entries(table: Table, rows: Ids, lengths: Int, values: ArrayLike) -> Table:
-    """One more entry for each of these (distinct) rows, whose owner has the first `lengths` of each."""
+    """One more entry for each of these (distinct) rows, whose owner has the first `lengths` of
+    each."""
     lines = table.lines[rows]
     is_older = table.shared.filled[lines] != lengths
     if is_any(is_older):
@@ -118,7 +126,8 @@ def append_entries(table: Table, rows: Ids, lengths: Int, values: ArrayLike) -> 
 
 
 def replace_entries(table: Table, rows: Any, entries: Column, lengths: ArrayLike) -> Table:
-    """The table with other entries [rows, any width] in these rows, the first `lengths` of which are the owner's."""
+    """The table with other entries [rows, any width] in these rows, the first `lengths` of which
+    are the owner's."""
     if table.shared.n_given + np.size(rows) > len(table.shared.entries):
         table = _moved(table)
     shared, n = table.shared, table.shared.n_given
@@ -129,7 +138,8 @@ def replace_entries(table: Table, rows: Any, entries: Column, lengths: ArrayLike
 
 
 def _moved(table: Table) -> Table:
-    """The same table in lines of its own, as many again to give. Each line given pays for the copy of about one."""
+    """The same table in lines of its own, as many again to give. Each line given pays for the copy
+    of about one."""
     moved, filled = empty_table(len(table.lines), table.shared.entries.shape[1]), table.filled
     width = filled.max()
     moved.shared.entries[: len(filled), :width] = table.shared.entries[table.lines, :width]
@@ -142,10 +152,10 @@ V = TypeVar("V")
 
 
 class Lookup(Generic[K, V]):
-    """A dict as a value. One dict serves all versions: the newest holds it, every older one what must be undone to
-    get there (Baker 1978, Shallow Binding). So the newest version costs what a dict costs, and any other one can
-    still be read or changed: it takes the dict over, at the price of the changes between.
-    """
+    """A dict as a value. One dict serves all versions: the newest holds it, every older one what
+    must be undone to get there (Baker 1978, Shallow Binding). So the newest version costs what a
+    dict costs, and any other one can still be read or changed: it takes the dict over, at the price
+    of the changes between."""
 
     __slots__ = ("_items", "_newer", "_undo")
 
@@ -197,7 +207,8 @@ class Lookup(Generic[K, V]):
             items.pop(key, None)
 
     def _taken_over(self) -> dict[K, V]:
-        """The dict with this version's content: taken from the newest version, through all between."""
+        """The dict with this version's content: taken from the newest version, through all
+        between."""
         path: list[Lookup[K, V]] = []
         version = self
         while version._newer is not None:

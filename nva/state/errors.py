@@ -1,4 +1,5 @@
-"""How nva says that something is wrong: bad input is a ValueError, raised before any state changes."""
+"""How nva says that something is wrong: bad input is a ValueError, raised before any state
+changes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Collection, Mapping
 
 
 class InvariantError(AssertionError):
-    """A law of the engine is broken: a fault of nva or of a custom step, never of the user's input."""
+    """A law of the engine is broken: a fault of nva or of a custom step, never of the user's
+    input."""
 
     @classmethod
     def unequal(cls, law: str, left: object, right: object) -> InvariantError:
@@ -15,8 +17,11 @@ class InvariantError(AssertionError):
         return cls(f"{law}: {left} != {right}")
 
 
-def check_names(owner: str, given: Collection[str], known: Collection[str], elsewhere: Mapping[str, str]) -> None:
-    """Raise ValueError for a name that `owner` doesn't have, suggesting ours: by `elsewhere`, or the nearest."""
+def check_names(
+    owner: str, given: Collection[str], known: Collection[str], elsewhere: Mapping[str, str]
+) -> None:
+    """Raise ValueError for a name that `owner` doesn't have, suggesting ours: by `elsewhere`, or
+    the nearest."""
     for name in given:
         if name not in known:
             near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, known)), None)

@@ -1,8 +1,9 @@
-"""What a prompt shows beside its text: images, where they stand, and the positions that its tokens have in the rope.
+"""What a prompt shows beside its text: images, where they stand, and the positions that its tokens
+have in the rope.
 
-The law: an image is its content. Two with the same SHA-256 are one image; the prefix cache finds what follows an image
-only behind the same one. Read next: images.py, which makes these of files; steps/pack.py, which sends them on.
-"""
+The law: an image is its content. Two with the same SHA-256 are one image; the prefix cache finds
+what follows an image only behind the same one. Read next: images.py, which makes these of files;
+steps/pack.py, which sends them on."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from nva.state.columns import Column, Int, array_field
 
 @attrs.frozen(kw_only=True, eq=False)
 class Image:
-    """A picture, cut into patches for a vision tower that gives n_rows * n_columns features, one for each token."""
+    """A picture, cut into patches for a vision tower that gives n_rows * n_columns features, one
+    for each token."""
 
-    patches: Column = array_field()  # [n_patches, patch size] float32, the patches of one feature in a row
+    patches: Column = (
+        array_field()
+    )  # [n_patches, patch size] float32, the patches of one feature in a row
     n_rows: int
     n_columns: int
     digest: bytes  # SHA-256 of all that
@@ -31,7 +35,9 @@ class Image:
 
 def image(patches: Column, n_rows: int, n_columns: int) -> Image:
     """An image of these patches."""
-    digest = hashlib.sha256(np.array([n_rows, n_columns], np.int64).tobytes() + patches.tobytes()).digest()
+    digest = hashlib.sha256(
+        np.array([n_rows, n_columns], np.int64).tobytes() + patches.tobytes()
+    ).digest()
     return Image(patches=patches, n_rows=n_rows, n_columns=n_columns, digest=digest)
 
 
@@ -51,8 +57,8 @@ class Placed:
 class Media:
     """The images of a prompt, in order, and where its tokens stand in time, height and width.
 
-    Beyond the prompt all three are the token's index plus `offset`: an image takes less room than it has tokens.
-    """
+    Beyond the prompt all three are the token's index plus `offset`: an image takes less room than
+    it has tokens."""
 
     placed: tuple[Placed, ...]
     positions: Int = array_field()  # [3, n_prompt]
@@ -62,9 +68,9 @@ class Media:
 def media(placed: Sequence[Placed], n_prompt: int) -> Media:
     """The media of a prompt of n_prompt tokens.
 
-    Positions are Qwen2-VL's (Wang et al. 2024, M-RoPE): text advances all three by one; the tokens of an image share
-    one time and count its rows and columns from there; text goes on after the larger of both.
-    """
+    Positions are Qwen2-VL's (Wang et al. 2024, M-RoPE): text advances all three by one; the tokens
+    of an image share one time and count its rows and columns from there; text goes on after the
+    larger of both."""
     positions, at, index = np.empty((3, n_prompt), np.int32), 0, 0
     for each in placed:
         n_text = each.start - index
@@ -78,7 +84,8 @@ def media(placed: Sequence[Placed], n_prompt: int) -> Media:
 
 
 def positions_between(media: Media | None, start: int, end: int) -> Int:
-    """Positions [3, end - start] in the rope of tokens [start, end) of a sequence, prompt and output."""
+    """Positions [3, end - start] in the rope of tokens [start, end) of a sequence, prompt and
+    output."""
     indices = np.arange(start, end, dtype=np.int32)
     if media is None:
         return np.broadcast_to(indices, (3, len(indices)))
@@ -88,8 +95,11 @@ def positions_between(media: Media | None, start: int, end: int) -> Int:
 
 
 def content_between(media: Media | None, start: int, end: int) -> bytes:
-    """What tells apart sequences that have the same tokens [start, end) but not the same images there."""
+    """What tells apart sequences that have the same tokens [start, end) but not the same images
+    there."""
     if media is None:
         return b""
     overlapping = [each for each in media.placed if each.start < end and start < each.end]
-    return b"".join(each.image.digest + np.int64(start - each.start).tobytes() for each in overlapping)
+    return b"".join(
+        each.image.digest + np.int64(start - each.start).tobytes() for each in overlapping
+    )

@@ -1,9 +1,9 @@
-"""What a step decides and carries: Plan (decisions), Batch and Draw (arrays), Sampled and Output (results).
+"""What a step decides and carries: Plan (decisions), Batch and Draw (arrays), Sampled and Output
+(results).
 
-The law: each is a new record, complete when made; nothing is filled in later. Those of every step have no slots, which
-attrs fills one by one, in twice the time.
-Read next: steps/schedule.py makes a Plan, steps/pack.py a Batch and a Draw of it, forward.py consumes the Batch.
-"""
+The law: each is a new record, complete when made; nothing is filled in later. Those of every step
+have no slots, which attrs fills one by one, in twice the time. Read next: steps/schedule.py makes a
+Plan, steps/pack.py a Batch and a Draw of it, forward.py consumes the Batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from nva.state.request import Finished, Request
 class Plan:
     """Which rows compute which tokens, and which of them then sample.
 
-    Row `rows[i]` computes positions `[starts[i], starts[i] + counts[i])`. Sample j is drawn for row `sample_rows[j]`
-    from the last logits of the i-th planned row, i = `sample_sources[j]`: n samples of a fresh prompt share one source.
-    """
+    Row `rows[i]` computes positions `[starts[i], starts[i] + counts[i])`. Sample j is drawn for row
+    `sample_rows[j]` from the last logits of the i-th planned row, i = `sample_sources[j]`: n
+    samples of a fresh prompt share one source."""
 
     rows: Ids = array_field()  # [B] decode rows first
     starts: Int = array_field()  # [B]
@@ -42,7 +42,8 @@ class Plan:
 
 @attrs.frozen(kw_only=True)
 class ImageSpan:
-    """Features [first, first + count) of an image are what tokens [packed, packed + count) of a batch show."""
+    """Features [first, first + count) of an image are what tokens [packed, packed + count) of a
+    batch show."""
 
     image: Image
     first: int
@@ -52,10 +53,11 @@ class ImageSpan:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Batch:
-    """T packed tokens of B rows for the device, in one int32 buffer that is copied at once. Fields are views of it.
+    """T packed tokens of B rows for the device, in one int32 buffer that is copied at once. Fields
+    are views of it.
 
-    Padding is one dummy row after the real rows, over the scratch blocks, then rows of no tokens with context 1.
-    """
+    Padding is one dummy row after the real rows, over the scratch blocks, then rows of no tokens
+    with context 1."""
 
     buffer: Int = array_field()  # everything below, contiguous
     token_ids: Int = array_field()  # [T]
@@ -74,11 +76,11 @@ class Batch:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Draw:
-    """What the sampler needs for S samples, one entry each, and for Q prompt tokens whose log-probabilities are asked.
+    """What the sampler needs for S samples, one entry each, and for Q prompt tokens whose
+    log-probabilities are asked.
 
-    `penalized[k] = (j, history, n_prompt)`: sample j has penalties, over these tokens. `bias_at[k] = (j, token)`, all
-    distinct, gets `bias[k]` added to its logit; minus infinity bans a token.
-    """
+    `penalized[k] = (j, history, n_prompt)`: sample j has penalties, over these tokens. `bias_at[k]
+    = (j, token)`, all distinct, gets `bias[k]` added to its logit; minus infinity bans a token."""
 
     logit_rows: Ids = array_field()  # [S] row of the logits
     params: Column = array_field()  # [S] SAMPLING
@@ -89,12 +91,15 @@ class Draw:
     bias: Float = array_field()  # [K]
     score_rows: Int = array_field()  # [Q] rows of the logits that predict prompt tokens
     score_tokens: Int = array_field()  # [Q] the prompt tokens
-    n_score_logprobs: int  # likeliest tokens to report for each, the most that any of these prompts asks
+    n_score_logprobs: (
+        int  # likeliest tokens to report for each, the most that any of these prompts asks
+    )
 
 
 @attrs.frozen(kw_only=True)
 class Logprobs:
-    """Log-probabilities of N chosen tokens and of the K likeliest, of the model's distribution before any change."""
+    """Log-probabilities of N chosen tokens and of the K likeliest, of the model's distribution
+    before any change."""
 
     chosen: Float = array_field()  # [N] float32
     ranks: Int = array_field()  # [N] 1 for the likeliest
@@ -104,17 +109,21 @@ class Logprobs:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Sampled:
-    """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over all Q)."""
+    """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over
+    all Q)."""
 
     tokens: Int = array_field()  # [S]
-    is_finite: Column = array_field()  # [S] bool: False where the logits were NaN or infinite, or all tokens banned
+    is_finite: Column = (
+        array_field()
+    )  # [S] bool: False where the logits were NaN or infinite, or all tokens banned
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None
 
 
 @attrs.frozen(kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of its token, with its rank, and of the likeliest, as (token, log-prob)."""
+    """Log-probabilities at one position: of its token, with its rank, and of the likeliest, as
+    (token, log-prob)."""
 
     token: int
     logprob: float
@@ -124,13 +133,16 @@ class TokenLogprobs:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Output:
-    """What a step brought: a token for each of S samples, prompt scores, and the samples that ended."""
+    """What a step brought: a token for each of S samples, prompt scores, and the samples that
+    ended."""
 
     requests: Sequence[Request]  # [S]
     samples: Int = array_field()  # [S]
     tokens: Int = array_field()  # [S]
     logprobs: Sequence[TokenLogprobs | None]  # [S]
-    scores: Sequence[tuple[Request, int, TokenLogprobs]] = ()  # (request, position, log-probs), ascending positions
+    scores: Sequence[
+        tuple[Request, int, TokenLogprobs]
+    ] = ()  # (request, position, log-probs), ascending positions
     finished: Sequence[Finished] = ()
 
 

@@ -16,11 +16,12 @@ from nva.state.request import Request
 
 @attrs.frozen(kw_only=True)
 class Policy:
-    """A pair of pure functions. `init()` is the policy's own state. `step(policy state, request, arrival)` gives the
-    next policy state and the request's rank, once, when the request is submitted.
+    """A pair of pure functions. `init()` is the policy's own state. `step(policy state, request,
+    arrival)` gives the next policy state and the request's rank, once, when the request is
+    submitted.
 
-    Lower ranks run first and are preempted last; equal ranks go by arrival (0, 1, 2, ... in order of submission).
-    """
+    Lower ranks run first and are preempted last; equal ranks go by arrival (0, 1, 2, ... in order
+    of submission)."""
 
     name: str
     init: Callable[[], Any]
@@ -29,11 +30,17 @@ class Policy:
 
 def ranked_by(name: str, rank: Callable[[Request], float]) -> Policy:
     """A policy without state of its own."""
-    return Policy(name=name, init=lambda: None, step=lambda state, request, arrival: (state, rank(request)))
+    return Policy(
+        name=name, init=lambda: None, step=lambda state, request, arrival: (state, rank(request))
+    )
 
 
 first_come_first_served = ranked_by("fcfs", lambda request: 0.0)
 by_priority = ranked_by("priority", lambda request: request.params.priority)
-shortest_first = ranked_by("shortest", lambda request: float(len(request.prompt) + (request.params.max_tokens or 0)))
+shortest_first = ranked_by(
+    "shortest", lambda request: float(len(request.prompt) + (request.params.max_tokens or 0))
+)
 
-POLICIES = {policy.name: policy for policy in (first_come_first_served, by_priority, shortest_first)}
+POLICIES = {
+    policy.name: policy for policy in (first_come_first_served, by_priority, shortest_first)
+}

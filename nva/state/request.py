@@ -1,8 +1,7 @@
 """What a user asks (SamplingParams, Request) and what an engine answers for one sample (Finished).
 
-The one law: a record is complete and valid from its first moment, so no step ever checks a user's input again.
-Read next: plan.py for what happens in between.
-"""
+The one law: a record is complete and valid from its first moment, so no step ever checks a user's
+input again. Read next: plan.py for what happens in between."""
 
 from __future__ import annotations
 
@@ -15,7 +14,16 @@ import attrs
 import numpy as np
 from attrs.validators import optional
 
-from nva.state.checks import LARGEST_INT32, as_python, flag, is_number, is_whole, knows_names, number, whole
+from nva.state.checks import (
+    LARGEST_INT32,
+    as_python,
+    flag,
+    is_number,
+    is_whole,
+    knows_names,
+    number,
+    whole,
+)
 from nva.state.columns import Column, Int, array_field
 from nva.state.media import Media
 
@@ -29,10 +37,12 @@ DEFAULTS: Mapping[str, Any] = {
     "max_tokens": 256,
     "repetition_penalty": 1.0,
 }
-"""What a field left unset becomes when the checkpoint's generation_config.json doesn't say either."""
+"""What a field left unset becomes when the checkpoint's generation_config.json doesn't say
+either."""
 
 _MOST = 1e6
-"""The largest temperature or penalty: far beyond any use, and far from float32's end, where infinities become NaN."""
+"""The largest temperature or penalty: far beyond any use, and far from float32's end, where
+infinities become NaN."""
 
 _OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -61,14 +71,20 @@ def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> 
 
 
 def _as_tuple(value: Any) -> Any:
-    """A list of any kind as a tuple, None as an empty one; what is no list is left to the validator."""
-    if value is None or isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Collection, np.ndarray)):
+    """A list of any kind as a tuple, None as an empty one; what is no list is left to the
+    validator."""
+    if (
+        value is None
+        or isinstance(value, (str, bytes, Mapping))
+        or not isinstance(value, (Collection, np.ndarray))
+    ):
         return () if value is None else value  # pyright: ignore[reportUnknownVariableType]
     return tuple(as_python(each) for each in cast("Collection[Any]", value))
 
 
 def _as_dict(value: Any) -> Any:
-    """A mapping, or pairs, as a dict, None as an empty one; what is neither is left to the validator."""
+    """A mapping, or pairs, as a dict, None as an empty one; what is neither is left to the
+    validator."""
     try:
         pairs = dict[Any, Any](() if value is None else value)
     except (TypeError, ValueError):
@@ -77,17 +93,25 @@ def _as_dict(value: Any) -> Any:
 
 
 def _any_top_k(value: Any) -> Any:
-    return 0 if isinstance(value, Integral) and value == -1 else as_python(value)  # -1: as vLLM writes "all"
+    return (
+        0 if isinstance(value, Integral) and value == -1 else as_python(value)
+    )  # -1: as vLLM writes "all"
 
 
 def _check_stop(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    if type(value) is not tuple or not all(isinstance(text, str) and text for text in cast("tuple[Any]", value)):
-        raise ValueError(f"{field.name} is {value!r:.80}; give one string or a list of them, none empty")
+    if type(value) is not tuple or not all(
+        isinstance(text, str) and text for text in cast("tuple[Any]", value)
+    ):
+        raise ValueError(
+            f"{field.name} is {value!r:.80}; give one string or a list of them, none empty"
+        )
 
 
 def _check_ids(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     is_list = isinstance(value, (tuple, frozenset))
-    if not is_list or not all(is_whole(token) and token >= 0 for token in cast("Collection[Any]", value)):
+    if not is_list or not all(
+        is_whole(token) and token >= 0 for token in cast("Collection[Any]", value)
+    ):
         raise ValueError(f"{field.name} is {value!r:.80}; give a list of token ids, 0 or above")
 
 
@@ -102,27 +126,34 @@ def _check_bias(_: object, field: attrs.Attribute[Any], value: Any) -> None:
 
 def _field(check: Any, default: Any = None, converter: Any = as_python) -> Any:
     """A field for a number, which None leaves unset if that is the default."""
-    return attrs.field(default=default, converter=converter, validator=optional(check) if default is None else check)
+    return attrs.field(
+        default=default,
+        converter=converter,
+        validator=optional(check) if default is None else check,
+    )
 
 
 @knows_names("SamplingParams", _OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How to choose tokens. Every field has a default; None means: the checkpoint's generation_config, then DEFAULTS.
+    """How to choose tokens. Every field has a default; None means: the checkpoint's
+    generation_config, then DEFAULTS.
 
-    temperature: 0 is greedy. top_k: keep the k likeliest tokens, 0 keeps all (-1, as elsewhere, is taken for 0).
-    top_p: keep the likeliest tokens that together reach this probability. min_p: keep tokens at least this fraction
-    as likely as the likeliest. max_tokens: output tokens at most. min_tokens: no stop before that many.
-    stop: strings that end the text, not part of it. stop_token_ids: ids that end it, beside the model's own ends of
-    sequence. ignore_eos: don't end there. seed: makes a request repeatable. n: samples of one prompt.
-    logprobs: also return this many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same
-    over the prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or output
-    (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits of output tokens, once and
-    per occurrence. logit_bias: added to the logits of these token ids; minus infinity bans one, and where all are
-    banned the sample ends with "abort". priority: lower goes first, where the engine's policy is "priority".
+    temperature: 0 is greedy. top_k: keep the k likeliest tokens, 0 keeps all (-1, as elsewhere, is
+    taken for 0). top_p: keep the likeliest tokens that together reach this probability. min_p: keep
+    tokens at least this fraction as likely as the likeliest. max_tokens: output tokens at most.
+    min_tokens: no stop before that many. stop: strings that end the text, not part of it.
+    stop_token_ids: ids that end it, beside the model's own ends of sequence. ignore_eos: don't end
+    there. seed: makes a request repeatable. n: samples of one prompt. logprobs: also return this
+    many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same over the
+    prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or
+    output (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits
+    of output tokens, once and per occurrence. logit_bias: added to the logits of these token ids;
+    minus infinity bans one, and where all are banned the sample ends with "abort". priority: lower
+    goes first, where the engine's policy is "priority".
 
-    Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value or unknown name.
-    """
+    Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value
+    or unknown name."""
 
     temperature: float | None = _field(number(0, _MOST))
     top_k: int | None = _field(whole(0), converter=_any_top_k)
@@ -131,7 +162,9 @@ class SamplingParams:
     max_tokens: int | None = _field(whole(1))
     min_tokens: int = _field(whole(0), 0)
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_ids, validator=_check_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=_token_ids, validator=_check_ids
+    )
     ignore_eos: bool = attrs.field(default=False, validator=flag)
     seed: int | None = _field(whole(0, 2**64 - 1))
     n: int = _field(whole(1), 1)
@@ -141,11 +174,17 @@ class SamplingParams:
     presence_penalty: float = _field(number(-_MOST, _MOST), 0.0)
     frequency_penalty: float = _field(number(-_MOST, _MOST), 0.0)
     priority: float = _field(number(), 0.0)
-    logit_bias: dict[int, float] = attrs.field(factory=dict, converter=_biases, validator=_check_bias, hash=False)
+    logit_bias: dict[int, float] = attrs.field(
+        factory=dict, converter=_biases, validator=_check_bias, hash=False
+    )
 
     def resolve(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
         """The same parameters with every unset field filled in, from `defaults` first."""
-        unset = {name: defaults.get(name, DEFAULTS[name]) for name in DEFAULTS if getattr(self, name) is None}
+        unset = {
+            name: defaults.get(name, DEFAULTS[name])
+            for name in DEFAULTS
+            if getattr(self, name) is None
+        }
         return attrs.evolve(self, **unset)
 
 
@@ -165,8 +204,9 @@ SAMPLING = np.dtype(
         ("is_biased", "?"),
     ]
 )
-"""What each step needs of a request's SamplingParams, as one element of a column. n_logprobs: likeliest tokens to
-report, NO_LOGPROBS for none and not the chosen one either. min_len: length of the sequence before it may stop."""
+"""What each step needs of a request's SamplingParams, as one element of a column. n_logprobs:
+likeliest tokens to report, NO_LOGPROBS for none and not the chosen one either. min_len: length of
+the sequence before it may stop."""
 
 NO_LOGPROBS = -1
 
@@ -175,29 +215,43 @@ NO_LOGPROBS = -1
 class Request:
     """One prompt with resolved parameters.
 
-    id: the caller's name for it, unique among the requests in flight. stop_ids: token ids that end a sample.
-    """
+    id: the caller's name for it, unique among the requests in flight. stop_ids: token ids that end
+    a sample."""
 
     id: int | str
     prompt: Int = array_field()  # [n_prompt] int32
     params: SamplingParams = attrs.field()
-    stop_ids: frozenset[int] = attrs.field(factory=frozenset, converter=frozenset, validator=_check_ids)
+    stop_ids: frozenset[int] = attrs.field(
+        factory=frozenset, converter=frozenset, validator=_check_ids
+    )
     media: Media | None = None
 
     @params.validator  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator, reportAttributeAccessIssue]
     def _is_resolved(self, _: object, params: SamplingParams) -> None:
         unset = [name for name in DEFAULTS if getattr(params, name) is None]
         if unset:
-            raise ValueError(f"request {self.id!r} leaves {', '.join(unset)} unset; pass params.resolve()")
+            raise ValueError(
+                f"request {self.id!r} leaves {', '.join(unset)} unset; pass params.resolve()"
+            )
 
 
-def request(id: int | str, prompt: Any, params: SamplingParams | None = None, **fields: Any) -> Request:  # noqa: A002 - the field's name
+def request(
+    id: int | str,  # noqa: A002 - the field's name
+    prompt: Any,
+    params: SamplingParams | None = None,
+    **fields: Any,
+) -> Request:
     """A request from a list of token ids, its unset parameters filled with DEFAULTS."""
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-        raise ValueError(f"request {id!r}: the prompt is {prompt!r:.80}; give at least one token id, all whole numbers")
+        raise ValueError(
+            f"request {id!r}: the prompt is {prompt!r:.80}; give at least one token id, all whole "
+            "numbers"
+        )
     if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-        raise ValueError(f"request {id!r}: token ids span [{ids.min()}, {ids.max()}]; give ids of the vocabulary")
+        raise ValueError(
+            f"request {id!r}: token ids span [{ids.min()}, {ids.max()}]; give ids of the vocabulary"
+        )
     params = (params or SamplingParams()).resolve()
     return Request(id=id, prompt=ids.astype(np.int32), params=params, **fields)
 
@@ -217,7 +271,9 @@ def sampling_of(request: Request, seed: int) -> Column:
         element[name] = getattr(params, name)
     element["seed"] = seed if params.seed is None else params.seed
     element["top_k"] = min(params.top_k or 0, LARGEST_INT32)
-    element["n_logprobs"] = NO_LOGPROBS if params.logprobs is None else min(params.logprobs, LARGEST_INT32)
+    element["n_logprobs"] = (
+        NO_LOGPROBS if params.logprobs is None else min(params.logprobs, LARGEST_INT32)
+    )
     element["min_len"] = min(len(request.prompt) + params.min_tokens, LARGEST_INT32)
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     element["is_penalized"] = penalties != (1.0, 0.0, 0.0)
@@ -227,7 +283,8 @@ def sampling_of(request: Request, seed: int) -> Column:
 
 @attrs.frozen(kw_only=True)
 class Finished:
-    """One sample that ended, and why. stopped_by: the token id or string that ended it, None for length and abort."""
+    """One sample that ended, and why. stopped_by: the token id or string that ended it, None for
+    length and abort."""
 
     request: Request
     sample: int

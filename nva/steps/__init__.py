@@ -1,1 +1,2 @@
-"""Pure steps over the records of state/: each takes a state and gives back the next one with a result."""
+"""Pure steps over the records of state/: each takes a state and gives back the next one with a
+result."""

@@ -1,8 +1,8 @@
 """Block allocation: take, share and release blocks; grow, fork and vacate rows.
 
-The law: a block that two tables hold is never written; whoever must write takes a block of its own first.
-Read next: prefix.py, which lets a block be found again, and schedule.py, which decides who gets blocks.
-"""
+The law: a block that two tables hold is never written; whoever must write takes a block of its own
+first. Read next: prefix.py, which lets a block be found again, and schedule.py, which decides who
+gets blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from nva.state.blocks import Blocks
-from nva.state.columns import Bool, Ids, Int, append_entries, entries_at, evolve, freeze, is_any, replace_entries, write
+from nva.state.columns import (
+    Bool,
+    Ids,
+    Int,
+    append_entries,
+    entries_at,
+    evolve,
+    freeze,
+    is_any,
+    replace_entries,
+    write,
+)
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
 from nva.state.plan import no_copies
@@ -21,33 +32,41 @@ from nva.steps.prefix import forget
 
 
 def take(blocks: Blocks, n: int) -> tuple[Blocks, list[int]]:
-    """Hold n free blocks, from the front of the queue; what the prefix cache still found in them is gone."""
+    """Hold n free blocks, from the front of the queue; what the prefix cache still found in them is
+    gone."""
     if n > blocks.n_free:
-        raise InvariantError(f"{n} blocks taken of {blocks.n_free} free ones; compare with n_free before taking")
+        raise InvariantError(
+            f"{n} blocks taken of {blocks.n_free} free ones; compare with n_free before taking"
+        )
     ids: list[int] = []
     after, front = blocks.after, blocks.after[blocks.ring]
     for _ in range(n):
         ids.append(front)
         front = after[front]
     counts = write(blocks.ref_counts, np.array(ids, np.intp), 1)
-    return forget(_linked(blocks, [blocks.ring, front], ref_counts=counts, n_free=blocks.n_free - n), ids), ids
+    return forget(
+        _linked(blocks, [blocks.ring, front], ref_counts=counts, n_free=blocks.n_free - n), ids
+    ), ids
 
 
 def share(blocks: Blocks, ids: Sequence[int]) -> Blocks:
-    """One more table holds each of these (distinct) blocks; the free ones among them leave the queue."""
+    """One more table holds each of these (distinct) blocks; the free ones among them leave the
+    queue."""
     counts, which = blocks.ref_counts, np.asarray(ids, np.intp)
     free = which[counts[which] == 0].tolist()
     for block in free:
         blocks = _linked(blocks, [blocks.before[block], blocks.after[block]])
-    return evolve(blocks, ref_counts=write(counts, which, counts[which] + 1), n_free=blocks.n_free - len(free))
+    return evolve(
+        blocks, ref_counts=write(counts, which, counts[which] + 1), n_free=blocks.n_free - len(free)
+    )
 
 
 def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
-    """One table fewer holds each of these blocks, once per occurrence; those that none holds join the free queue.
+    """One table fewer holds each of these blocks, once per occurrence; those that none holds join
+    the free queue.
 
-    `ids` are whole block tables, one after another. They are queued last block first, so that a chain of cached
-    blocks is reused from its end and what remains of it can still be found.
-    """
+    `ids` are whole block tables, one after another. They are queued last block first, so that a
+    chain of cached blocks is reused from its end and what remains of it can still be found."""
     counts = blocks.ref_counts.copy()
     np.subtract.at(counts, np.asarray(ids, np.intp), 1)
     freed = [block for block in dict.fromkeys(ids) if counts[block] == 0][::-1]
@@ -59,20 +78,26 @@ def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
 
 
 def _linked(blocks: Blocks, ids: list[int], **changes: Any) -> Blocks:
-    """The blocks with each of these ids the neighbour of the next in the free queue, and with other changes."""
+    """The blocks with each of these ids the neighbour of the next in the free queue, and with other
+    changes."""
     after, before = dict(zip(ids, ids[1:], strict=False)), dict(zip(ids[1:], ids, strict=False))
-    return evolve(blocks, after=blocks.after.updated(after), before=blocks.before.updated(before), **changes)
+    return evolve(
+        blocks, after=blocks.after.updated(after), before=blocks.before.updated(before), **changes
+    )
 
 
 def _slots_due(state: EngineState, row_ids: Ids) -> tuple[Bool, Bool]:
-    """For rows about to compute one token: who needs a new block, and who a copy of its shared open one."""
+    """For rows about to compute one token: who needs a new block, and who a copy of its shared open
+    one."""
     rows, counts = state.rows, state.blocks.ref_counts
     column = rows.n_computed[row_ids] // state.limits.block_size
     is_full = column >= rows.n_blocks[row_ids]
     open_block = entries_at(rows.block_tables, row_ids, column)  # anything where is_full
     is_shared = ~is_full & (counts[open_block] > 1)
     if is_any(is_shared):  # where all of a block's holders would copy it, the first may keep it
-        block, first, n_copies = np.unique(np.where(is_shared, open_block, -1), return_index=True, return_counts=True)
+        block, first, n_copies = np.unique(
+            np.where(is_shared, open_block, -1), return_index=True, return_counts=True
+        )
         is_shared[first[(block >= 0) & (n_copies == counts[block])]] = False
     return is_full, is_shared
 
@@ -84,7 +109,8 @@ def n_blocks_due(state: EngineState, row_ids: Ids) -> int:
 
 
 def grow(state: EngineState, row_ids: Ids) -> tuple[EngineState, Int]:
-    """Give each row a slot of its own for one more token; also the block copies [C, 2] this needs (copy-on-write)."""
+    """Give each row a slot of its own for one more token; also the block copies [C, 2] this needs
+    (copy-on-write)."""
     is_full, is_shared = _slots_due(state, row_ids)
     due = is_full | is_shared
     if not is_any(due):
@@ -98,26 +124,45 @@ def grow(state: EngineState, row_ids: Ids) -> tuple[EngineState, Int]:
     copies = no_copies()
     if is_any(is_shared):
         shared = row_ids[is_shared]
-        held, column = entries_at(tables, shared, slice(None)), rows.n_computed[shared] // state.limits.block_size
+        held, column = (
+            entries_at(tables, shared, slice(None)),
+            rows.n_computed[shared] // state.limits.block_size,
+        )
         copies = np.stack([held[range(len(shared)), column], new[is_shared[due]]], axis=1)
         held[range(len(shared)), column] = copies[:, 1]
-        tables, blocks = replace_entries(tables, shared, held, lengths[shared]), release(blocks, copies[:, 0].tolist())
-    return evolve(state, rows=evolve(rows, block_tables=tables, n_blocks=lengths), blocks=blocks), copies
+        tables, blocks = (
+            replace_entries(tables, shared, held, lengths[shared]),
+            release(blocks, copies[:, 0].tolist()),
+        )
+    return evolve(
+        state, rows=evolve(rows, block_tables=tables, n_blocks=lengths), blocks=blocks
+    ), copies
 
 
-def fork(state: EngineState, row: int, n: int = 1, first_sample: int | None = None) -> tuple[EngineState, list[int]]:
-    """Start n more rows that continue as `row` does, sharing its blocks; nothing is copied until one of them writes.
+def fork(
+    state: EngineState, row: int, n: int = 1, first_sample: int | None = None
+) -> tuple[EngineState, list[int]]:
+    """Start n more rows that continue as `row` does, sharing its blocks; nothing is copied until
+    one of them writes.
 
-    The new rows are the samples from `first_sample` on, by default numbers that no sample of the request has. Raises
-    ValueError if the row isn't running, still has prompt to compute, or fewer than n rows are free.
-    """
+    The new rows are the samples from `first_sample` on, by default numbers that no sample of the
+    request has. Raises ValueError if the row isn't running, still has prompt to compute, or fewer
+    than n rows are free."""
     rows = state.rows
-    is_decoding = rows.is_running[row] and rows.n_samples[row] == 1 and rows.n_computed[row] >= rows.n_known[row] - 1
+    is_decoding = (
+        rows.is_running[row]
+        and rows.n_samples[row] == 1
+        and rows.n_computed[row] >= rows.n_known[row] - 1
+    )
     if not is_decoding:
-        raise ValueError(f"row {row} is not running, or its prompt is not computed; fork rows that decode")
+        raise ValueError(
+            f"row {row} is not running, or its prompt is not computed; fork rows that decode"
+        )
     n_free = state.limits.max_rows - n_reserved(rows)
     if n > n_free:
-        raise ValueError(f"{n} forks asked, {n_free} rows free; raise max_rows or end other rows first")
+        raise ValueError(
+            f"{n} forks asked, {n_free} rows free; raise max_rows or end other rows first"
+        )
     free = np.flatnonzero(~rows.is_running)[:n]
     first = _next_sample(state, row) if first_sample is None else first_sample
     table, columns = block_table(rows, row), {name: getattr(rows, name)[row] for name in COLUMNS}

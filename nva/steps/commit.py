@@ -18,12 +18,15 @@ from nva.steps.pack import scored_tokens
 
 
 def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineState, Output]:
-    """Append the sampled tokens to their rows and end those that are done; also what users see of the step.
+    """Append the sampled tokens to their rows and end those that are done; also what users see of
+    the step.
 
-    A sample that ended since it was planned is passed over. A row whose logits were not finite ends with "abort".
-    """
+    A sample that ended since it was planned is passed over. A row whose logits were not finite ends
+    with "abort"."""
     rows, scores = state.rows, _scores(state, plan, sampled)
-    is_live = rows.is_running[plan.sample_rows] & (rows.arrival[plan.sample_rows] == plan.sample_arrivals)
+    is_live = rows.is_running[plan.sample_rows] & (
+        rows.arrival[plan.sample_rows] == plan.sample_arrivals
+    )
     is_given = is_live & sampled.is_finite
     given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given]
     requests = rows.requests[given].tolist()
@@ -43,7 +46,9 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     return (vacate(state, list(finished)) if finished else state), output
 
 
-def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[EngineState, list[Finished]]:
+def abort(
+    state: EngineState, request_ids: Collection[int | str]
+) -> tuple[EngineState, list[Finished]]:
     """End all that waits or runs of these requests; ids that are not in flight are passed over."""
     finished = [
         Finished(
@@ -59,7 +64,9 @@ def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[Engin
         for sample in range(entry.sample, entry.sample + entry.n_samples)
     ]
     waiting = tuple(entry for entry in state.waiting if entry.request.id not in request_ids)
-    ended = [row for row in running(state.rows).tolist() if request_of(state.rows, row).id in request_ids]
+    ended = [
+        row for row in running(state.rows).tolist() if request_of(state.rows, row).id in request_ids
+    ]
     finished += [
         _finished_row(state.rows, row, int(state.rows.sample[row]) + i, "abort")
         for row in ended
@@ -68,7 +75,9 @@ def abort(state: EngineState, request_ids: Collection[int | str]) -> tuple[Engin
     return vacate(evolve(state, waiting=waiting), ended), finished
 
 
-def stop(state: EngineState, request_id: int | str, sample: int, text: str) -> tuple[EngineState, Finished | None]:
+def stop(
+    state: EngineState, request_id: int | str, sample: int, text: str
+) -> tuple[EngineState, Finished | None]:
     """End one sample because its text contains a stop string; None if it has ended already."""
     for row in running(state.rows).tolist():
         if request_of(state.rows, row).id == request_id and state.rows.sample[row] == sample:
@@ -114,26 +123,46 @@ def _logprobs(
     """For each token its log-probabilities, where its request asks for them."""
     if logprobs is None:
         return [None] * len(tokens)
-    asked = [NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs for request in requests]
+    asked = [
+        NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs
+        for request in requests
+    ]
     return [
         None if n == NO_LOGPROBS else _token_logprobs(logprobs, entry, token, n)
-        for n, entry, token in zip(asked, is_given.nonzero()[0].tolist(), tokens.tolist(), strict=True)
+        for n, entry, token in zip(
+            asked, is_given.nonzero()[0].tolist(), tokens.tolist(), strict=True
+        )
     ]
 
 
-def _scores(state: EngineState, plan: Plan, sampled: Sampled) -> list[tuple[Request, int, TokenLogprobs]]:
+def _scores(
+    state: EngineState, plan: Plan, sampled: Sampled
+) -> list[tuple[Request, int, TokenLogprobs]]:
     if sampled.scores is None:
         return []
-    scored = [(request_of(state.rows, row), position) for row, position, _ in scored_tokens(state, plan)]
+    scored = [
+        (request_of(state.rows, row), position) for row, position, _ in scored_tokens(state, plan)
+    ]
     tokens = [int(request.prompt[position]) for request, position in scored]
     return [
-        (request, position, _token_logprobs(sampled.scores, i, tokens[i], request.params.prompt_logprobs or 0))
+        (
+            request,
+            position,
+            _token_logprobs(sampled.scores, i, tokens[i], request.params.prompt_logprobs or 0),
+        )
         for i, (request, position) in enumerate(scored)
     ]
 
 
 def _token_logprobs(logprobs: Logprobs, entry: int, token: int, n_top: int) -> TokenLogprobs:
-    top = zip(logprobs.top_tokens[entry, :n_top].tolist(), logprobs.top[entry, :n_top].tolist(), strict=True)
+    top = zip(
+        logprobs.top_tokens[entry, :n_top].tolist(),
+        logprobs.top[entry, :n_top].tolist(),
+        strict=True,
+    )
     return TokenLogprobs(
-        token=token, logprob=float(logprobs.chosen[entry]), rank=int(logprobs.ranks[entry]), top=tuple(top)
+        token=token,
+        logprob=float(logprobs.chosen[entry]),
+        rank=int(logprobs.ranks[entry]),
+        top=tuple(top),
     )

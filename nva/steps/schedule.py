@@ -1,11 +1,10 @@
-"""Continuous batching: each step, the rows that decode compute one token each, and what is left of the token budget
-goes to prompts, in chunks. Rows and blocks go by the policy's order; short of blocks, the last in order are preempted,
-their blocks freed, and computed again later.
+"""Continuous batching: each step, the rows that decode compute one token each, and what is left of
+the token budget goes to prompts, in chunks. Rows and blocks go by the policy's order; short of
+blocks, the last in order are preempted, their blocks freed, and computed again later.
 
-The law: a busy state always computes a token, and the number of steps is bounded: prompts never preempt, since a row
-is admitted only when all its known tokens have blocks; only a token about to be sampled may cost another row its place.
-Read next: pack.py, which turns the Plan into arrays.
-"""
+The law: a busy state always computes a token, and the number of steps is bounded: prompts never
+preempt, since a row is admitted only when all its known tokens have blocks; only a token about to
+be sampled may cost another row its place. Read next: pack.py, which turns the Plan into arrays."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ import numpy as np
 
 from nva.state.blocks import ROOT
 from nva.state.columns import Column, Ids, Int, evolve, replace_entries
-from nva.state.config import blocks_for
 from nva.state.engine import EngineState, Waiting
-from nva.state.plan import Batch, Plan
+from nva.state.limits import blocks_for
+from nva.state.plan import Plan
 from nva.state.request import Request, sampling_of
 from nva.state.rows import NO_TOKEN, Rows, n_reserved, request_of, running, token_ids, update
 from nva.steps.allocate import fork, grow, n_blocks_due, share, take, vacate
-from nva.steps.prefix import forget, match, publish
+from nva.steps.prefix import match, publish
 from nva.steps.submit import requeue
 
 Preempted = tuple[tuple[int, int], ...]  # (arrival, sample)
@@ -38,7 +37,8 @@ class _Work:
 
 
 def schedule(state: EngineState) -> tuple[EngineState, Plan]:
-    """Plan one step: who computes which tokens, in which blocks, and who samples. Lengths advance here.
+    """Plan one step: who computes which tokens, in which blocks, and who samples. Lengths advance
+    here.
 
     Raises ValueError if nothing waits or runs.
     """
@@ -46,7 +46,9 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     n_due = state.rows.n_tokens[order] - state.rows.n_computed[order]
     state, decoding, preempted = _preempt_for(state, order[n_due == 1][: limits.max_batched_tokens])
     state, copies = grow(state, decoding)
-    work = _Work(tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens)
+    work = _Work(
+        tokens_left=limits.max_batched_tokens - len(decoding), scores_left=limits.max_scored_tokens
+    )
     work = _chunk(work, state.rows, order[n_due > 1])
     row_ids, counts = _packed(decoding, work)
     state, work = _admit(_advance(state, row_ids, counts), work)
@@ -74,21 +76,27 @@ def _packed(decoding: Ids, work: _Work) -> tuple[Ids, Int]:
     ones = np.ones(len(decoding), np.int32)
     if not work.rows:
         return decoding, ones
-    return np.concatenate([decoding, work.rows]), np.concatenate([ones, np.array(work.counts, np.int32)])
+    return np.concatenate([decoding, work.rows]), np.concatenate(
+        [ones, np.array(work.counts, np.int32)]
+    )
 
 
 def is_scored(request: Request, n_known: int) -> bool:
-    """Whether log-probabilities of the prompt are asked for and still due: they are before the first output token."""
+    """Whether log-probabilities of the prompt are asked for and still due: they are before the
+    first output token."""
     return request.params.prompt_logprobs is not None and n_known == len(request.prompt)
 
 
 def _preempt_for(state: EngineState, decoding: Ids) -> tuple[EngineState, Ids, Preempted]:
-    """Preempt running rows, last in order first, until the decoding rows that remain can each grow by a token.
+    """Preempt running rows, last in order first, until the decoding rows that remain can each grow
+    by a token.
 
     One row alone always can: submit() ends its growth where the pool ends.
     """
     preempted: list[tuple[int, int]] = []
-    while state.blocks.n_free < len(decoding) and n_blocks_due(state, decoding) > state.blocks.n_free:
+    while (
+        state.blocks.n_free < len(decoding) and n_blocks_due(state, decoding) > state.blocks.n_free
+    ):
         victim = int(running(state.rows)[-1])
         preempted.append((int(state.rows.arrival[victim]), int(state.rows.sample[victim])))
         state = preempt(state, victim)
@@ -98,20 +106,9 @@ def _preempt_for(state: EngineState, decoding: Ids) -> tuple[EngineState, Ids, P
 
 def preempt(state: EngineState, row: int) -> EngineState:
     """Send a running row back to wait; its blocks are freed, its tokens kept."""
-    return evolve(vacate(state, [row]), waiting=requeue(state.waiting, _as_waiting(state.rows, row)))
-
-
-def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
-    """The state before a step that failed, made fit to go on from it, whatever the forward has written.
-
-    Blocks that the step took may be overwritten: they are found no more, and the rows that it took them from, its
-    preempted ones, stay preempted.
-    """
-    for row in running(state.rows).tolist():
-        if (int(state.rows.arrival[row]), int(state.rows.sample[row])) in plan.preempted:
-            state = preempt(state, row)
-    written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
-    return evolve(state, blocks=forget(state.blocks, sorted(written)))
+    return evolve(
+        vacate(state, [row]), waiting=requeue(state.waiting, _as_waiting(state.rows, row))
+    )
 
 
 def _as_waiting(rows: Rows, row: int) -> Waiting:
@@ -127,7 +124,8 @@ def _as_waiting(rows: Rows, row: int) -> Waiting:
 
 
 def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
-    """Give each row in turn, if it still runs, as much of its uncomputed tokens as the budgets allow."""
+    """Give each row in turn, if it still runs, as much of its uncomputed tokens as the budgets
+    allow."""
     for row in row_ids.tolist():
         if not work.tokens_left:
             break
@@ -148,19 +146,21 @@ def _chunk(work: _Work, rows: Rows, row_ids: Ids) -> _Work:
 
 
 def _advance(state: EngineState, row_ids: Ids, counts: Int) -> EngineState:
-    """Count these tokens as computed, and one more for each row that has no other left: the token that is now sampled.
-    The blocks that are filled can be found from here on."""
+    """Count these tokens as computed, and one more for each row that has no other left: the token
+    that is now sampled. The blocks that are filled can be found from here on."""
     rows = state.rows
     n_computed, n_tokens = rows.n_computed[row_ids] + counts, rows.n_tokens[row_ids]
-    rows = update(rows, row_ids, n_computed=n_computed, n_tokens=n_tokens + (n_computed == n_tokens))
+    rows = update(
+        rows, row_ids, n_computed=n_computed, n_tokens=n_tokens + (n_computed == n_tokens)
+    )
     return publish(evolve(state, rows=rows), row_ids)
 
 
 def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
     """Give waiting sequences rows, strictly in order, until rows, blocks or budget end.
 
-    Each is advanced before the next is matched, so that requests with one prefix that arrive together share it.
-    """
+    Each is advanced before the next is matched, so that requests with one prefix that arrive
+    together share it."""
     while state.waiting and work.tokens_left:
         placed = _place(state, state.waiting[0])
         if placed is None:
@@ -175,7 +175,8 @@ def _admit(state: EngineState, work: _Work) -> tuple[EngineState, _Work]:
 
 
 def _place(state: EngineState, entry: Waiting) -> tuple[EngineState, int, int] | None:
-    """Take the first waiting sequence into a row; also the row and its tokens found in the cache. None if it can't be.
+    """Take the first waiting sequence into a row; also the row and its tokens found in the cache.
+    None if it can't be.
 
     Blocks are taken for all its known tokens, and one is left for each running row to grow into.
     """
@@ -196,10 +197,14 @@ def _place(state: EngineState, entry: Waiting) -> tuple[EngineState, int, int] |
     return evolve(state, rows=rows, blocks=blocks, waiting=state.waiting[1:]), row, n_hit
 
 
-def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, state: EngineState) -> Rows:
+def _filled(
+    rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, state: EngineState
+) -> Rows:
     request, limits, at = entry.request, state.limits, np.array([row])
     n_prompt = len(request.prompt)
-    seed = (state.seed * 0x9E3779B97F4A7C15 + entry.arrival + 1) % 2**64  # one of its own for each unseeded request
+    seed = (
+        state.seed * 0x9E3779B97F4A7C15 + entry.arrival + 1
+    ) % 2**64  # one of its own for each unseeded request
     stop_ids = _widened(rows.stop_ids, len(request.stop_ids))
     rows = evolve(
         rows,
@@ -221,7 +226,9 @@ def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, 
         n_computed=n_hit,
         n_known=entry.n_known,
         n_tokens=entry.n_known,
-        max_len=min(n_prompt + (request.params.max_tokens or 0), limits.max_model_len, limits.pool_len),
+        max_len=min(
+            n_prompt + (request.params.max_tokens or 0), limits.max_model_len, limits.pool_len
+        ),
         n_cached=n_hit if entry.n_cached is None else entry.n_cached,
         n_blocks=len(table),
         sampling=sampling_of(request, seed),
@@ -231,11 +238,14 @@ def _filled(rows: Rows, row: int, entry: Waiting, table: list[int], n_hit: int, 
 def _widened(stop_ids: Column, width: int) -> Column:
     """The column with room for that many ids in each row."""
     missing = max(0, width - stop_ids.shape[1])
-    return np.pad(stop_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN) if missing else stop_ids
+    return (
+        np.pad(stop_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN) if missing else stop_ids
+    )
 
 
 def _start_samples(state: EngineState, row_ids: Ids) -> tuple[EngineState, Ids, Ids]:
-    """Which rows sample now, and from which planned row's logits: fresh prompts fork into their samples."""
+    """Which rows sample now, and from which planned row's logits: fresh prompts fork into their
+    samples."""
     rows = state.rows
     (sources,) = (rows.n_tokens[row_ids] > rows.n_known[row_ids]).nonzero()
     sample_rows = row_ids[sources]
@@ -243,5 +253,8 @@ def _start_samples(state: EngineState, row_ids: Ids) -> tuple[EngineState, Ids, 
         row = int(row_ids[source])
         state = evolve(state, rows=update(state.rows, row, n_samples=1))
         state, forks = fork(state, row, int(rows.n_samples[row]) - 1, int(rows.sample[row]) + 1)
-        sample_rows, sources = np.array([*sample_rows, *forks]), np.array([*sources, *[source] * len(forks)])
+        sample_rows, sources = (
+            np.array([*sample_rows, *forks]),
+            np.array([*sources, *[source] * len(forks)]),
+        )
     return state, sample_rows, sources

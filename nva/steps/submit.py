@@ -9,8 +9,8 @@ import bisect
 from collections.abc import Sequence
 
 from nva.state.columns import evolve
-from nva.state.config import Limits
 from nva.state.engine import EngineState, Waiting
+from nva.state.limits import Limits
 from nva.state.request import Request
 from nva.state.rows import request_of, running
 
@@ -18,14 +18,17 @@ from nva.state.rows import request_of, running
 def submit(state: EngineState, requests: Sequence[Request]) -> EngineState:
     """The state in which these requests wait.
 
-    Raises ValueError for a request that no step could ever serve, or whose id is in flight, before anything is queued.
-    """
+    Raises ValueError for a request that no step could ever serve, or whose id is in flight, before
+    anything is queued."""
     taken = {entry.request.id for entry in state.waiting}
     taken |= {request_of(state.rows, row).id for row in running(state.rows)}
     for request in requests:
         check_fits(request, state.limits)
         if request.id in taken:
-            raise ValueError(f"request id {request.id!r} is in flight already; give each request an id of its own")
+            raise ValueError(
+                f"request id {request.id!r} is in flight already; give each request an id of its "
+                "own"
+            )
         taken.add(request.id)
     policy_state, entries = state.policy_state, list[Waiting]()
     for arrival, request in enumerate(requests, state.n_arrived):
@@ -42,12 +45,17 @@ def check_fits(request: Request, limits: Limits) -> None:
     longest = min(limits.max_model_len, limits.pool_len) - 1
     if n > longest:
         raise ValueError(
-            f"request {request.id!r}: the prompt has {n} tokens; at most {longest} leave room for an answer "
-            f"(max_model_len {limits.max_model_len}, {limits.n_blocks} blocks of {limits.block_size} tokens); "
+            f"request {request.id!r}: the prompt has {n} tokens; at most {longest} leave room for "
+            "an answer "
+            f"(max_model_len {limits.max_model_len}, {limits.n_blocks} blocks of "
+            f"{limits.block_size} tokens); "
             "shorten it, or raise max_model_len or n_blocks"
         )
     if params.n > limits.max_rows:
-        raise ValueError(f"request {request.id!r}: n is {params.n}; at most max_rows, {limits.max_rows}, run together")
+        raise ValueError(
+            f"request {request.id!r}: n is {params.n}; at most max_rows, {limits.max_rows}, run "
+            "together"
+        )
     for name, ids in {
         "the prompt": request.prompt.tolist(),
         "stop_token_ids": params.stop_token_ids,
@@ -57,7 +65,8 @@ def check_fits(request: Request, limits: Limits) -> None:
         beyond = [token for token in ids if not 0 <= token < limits.vocab_size]
         if beyond:
             raise ValueError(
-                f"request {request.id!r}: {name} has token id {beyond[0]}; the vocabulary is [0, {limits.vocab_size})"
+                f"request {request.id!r}: {name} has token id {beyond[0]}; the vocabulary is [0, "
+                f"{limits.vocab_size})"
             )
 
 

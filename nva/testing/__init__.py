@@ -1,8 +1,8 @@
 """What nva is tested with, for those who test their own scheduler, allocator or policy with it.
 
-strategies draws limits and events, laws states what must hold, toy is a model whose tokens can be worked out by hand,
-fold runs events through the step functions and checks the laws, reference is a second engine to compare with.
-"""
+strategies draws limits and events, laws states what must hold, toy is a model whose tokens can be
+worked out by hand, fold runs events through the step functions and checks the laws, reference is a
+second engine to compare with."""
 
 from nva.testing.folds import Run, Steps, fold
 from nva.testing.laws import LAWS, check_step

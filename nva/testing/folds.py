@@ -1,6 +1,6 @@
-"""Run a list of events through step functions, and check the laws after each. The functions under test are values:
-pass your own schedule, or a policy, in `Steps` and in the state, and the same laws are checked of them.
-"""
+"""Run a list of events through step functions, and check the laws after each. The functions under
+test are values: pass your own schedule, or a policy, in `Steps` and in the state, and the same laws
+are checked of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from nva.state.config import Limits
 from nva.state.engine import EngineState, check, empty, is_busy
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.plan import Batch, Draw, Output, Plan, Sampled
 from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Finished, Request
@@ -19,7 +19,8 @@ from nva.state.rows import running
 from nva.steps.allocate import fork
 from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
-from nva.steps.schedule import schedule, withdraw
+from nva.steps.recover import withdraw
+from nva.steps.schedule import schedule
 from nva.steps.submit import submit
 from nva.testing.laws import check_keys, check_purity, check_step, snapshot
 from nva.testing.strategies import Abort, Arrive, Event, Fork, Step
@@ -39,7 +40,8 @@ class Steps:
 
 @attrs.define(kw_only=True)
 class Run:
-    """What happened: the events' answers, and how often each thing occurred that tests must have seen happen."""
+    """What happened: the events' answers, and how often each thing occurred that tests must have
+    seen happen."""
 
     state: EngineState
     kv: ToyKV
@@ -67,22 +69,32 @@ class Run:
 
 
 def fold(
-    events: Iterable[Event], limits: Limits, policy: Policy = first_come_first_served, steps: Steps | None = None
+    events: Iterable[Event],
+    limits: Limits,
+    policy: Policy = first_come_first_served,
+    steps: Steps | None = None,
 ) -> Run:
-    """Run the events, then step until all is answered; check every law on the way. Raises InvariantError."""
+    """Run the events, then step until all is answered; check every law on the way. Raises
+    InvariantError."""
     run, steps = Run(state=empty(limits, policy), kv=ToyKV.empty(limits)), steps or Steps()
     for event in events:
         before = snapshot(state := run.state)
         apply(run, event, steps)
         check_purity(state, before)
-    bound = 50 + 20 * sum(r.params.n * (len(r.prompt) + (r.params.max_tokens or 0)) for r in run.requests)
+    bound = 50 + 20 * sum(
+        r.params.n * (len(r.prompt) + (r.params.max_tokens or 0)) for r in run.requests
+    )
     while is_busy(run.state):
         apply(run, Step(), steps)
         if len(run.plans) > bound:
-            raise InvariantError.unequal("progress: the number of steps is bounded", len(run.plans), bound)
+            raise InvariantError.unequal(
+                "progress: the number of steps is bounded", len(run.plans), bound
+            )
     check_answers(run)
     if run.state.blocks.n_free != limits.n_blocks:
-        raise InvariantError.unequal("conservation: all blocks return", run.state.blocks.n_free, limits.n_blocks)
+        raise InvariantError.unequal(
+            "conservation: all blocks return", run.state.blocks.n_free, limits.n_blocks
+        )
     return run
 
 
@@ -93,7 +105,9 @@ def apply(run: Run, event: Event, steps: Steps) -> None:
         run.requests += event.requests
     elif isinstance(event, Abort):
         if run.requests:
-            run.state, finished = abort(run.state, [run.requests[event.number % len(run.requests)].id])
+            run.state, finished = abort(
+                run.state, [run.requests[event.number % len(run.requests)].id]
+            )
             run.finished += finished
     elif isinstance(event, Fork):
         _fork(run, event.number)
@@ -138,23 +152,31 @@ def _fork(run: Run, number: int) -> None:
 
 
 def check_answers(run: Run) -> None:
-    """Every sample of every request, and every fork, ended once; those not aborted with exactly the toy's tokens."""
-    expected = {(request.id, sample) for request in run.requests for sample in range(request.params.n)} | run.forked
+    """Every sample of every request, and every fork, ended once; those not aborted with exactly the
+    toy's tokens."""
+    expected = {
+        (request.id, sample) for request in run.requests for sample in range(request.params.n)
+    } | run.forked
     ended = [(found.request.id, found.sample) for found in run.finished]
     if sorted(map(str, ended)) != sorted(map(str, expected)):
-        raise InvariantError.unequal("atomicity: each sample ends once", sorted(map(str, ended)), expected)
+        raise InvariantError.unequal(
+            "atomicity: each sample ends once", sorted(map(str, ended)), expected
+        )
     for found in run.finished:
         check_tokens(found, run.state.limits)
 
 
 def check_tokens(found: Finished, limits: Limits) -> None:
-    """The sample's tokens are the toy's, up to where it had to end, and its reason says why it ended there."""
+    """The sample's tokens are the toy's, up to where it had to end, and its reason says why it
+    ended there."""
     request, params, n = found.request, found.request.params, len(found.token_ids)
     tokens = expected_tokens(request, limits)
     if found.reason == "abort":
         tokens = tokens[:n]
     if list(found.token_ids) != tokens:
-        raise InvariantError.unequal(f"transparency: tokens of {request.id!r}", found.token_ids, tokens)
+        raise InvariantError.unequal(
+            f"transparency: tokens of {request.id!r}", found.token_ids, tokens
+        )
     is_stop = bool(tokens) and tokens[-1] in request.stop_ids and n > params.min_tokens
     if found.reason != "abort" and (found.reason == "stop") != is_stop:
         raise InvariantError.unequal(
@@ -170,7 +192,9 @@ def expected_tokens(request: Request, limits: Limits) -> list[int]:
     while len(tokens) < n:
         (token,) = toy_tokens([*request.prompt.tolist(), *tokens], 1, limits.vocab_size)
         if len(tokens) < request.params.min_tokens and token in request.stop_ids:
-            token = next(other for other in range(limits.vocab_size) if other not in request.stop_ids)
+            token = next(
+                other for other in range(limits.vocab_size) if other not in request.stop_ids
+            )
         tokens.append(token)
         if token in request.stop_ids:
             break

@@ -1,7 +1,8 @@
-"""The same engine once more, with mutable lists and dicts, one sequence at a time: slow, plain, a second opinion.
+"""The same engine once more, with mutable lists and dicts, one sequence at a time: slow, plain, a
+second opinion.
 
-It decides what the pure steps must decide: who computes how many tokens, who is preempted, what the cache gives.
-"""
+It decides what the pure steps must decide: who computes how many tokens, who is preempted, what the
+cache gives."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from nva.state.config import Limits, blocks_for
+from nva.state.limits import Limits, blocks_for
 from nva.state.policy import Policy
 from nva.state.request import Request
 from nva.testing.toy import toy_tokens
@@ -17,7 +18,8 @@ from nva.testing.toy import toy_tokens
 
 @attrs.define(kw_only=True, eq=False)
 class Block:
-    """A block: how many tables hold it, and what it is found by: the publication before it, and its own tokens."""
+    """A block: how many tables hold it, and what it is found by: the publication before it, and its
+    own tokens."""
 
     holders: int = 0
     key: tuple[object, tuple[int, ...]] | None = None
@@ -40,7 +42,10 @@ class Sequence_:
     name = property(lambda self: (self.order[1], self.order[2]))
     n_due = property(lambda self: len(self.tokens) - self.n_computed)
     is_scored = property(
-        lambda self: self.request.params.prompt_logprobs is not None and len(self.tokens) == len(self.request.prompt)
+        lambda self: (
+            self.request.params.prompt_logprobs is not None
+            and len(self.tokens) == len(self.request.prompt)
+        )
     )
 
 
@@ -48,7 +53,9 @@ class Sequence_:
 class Decisions:
     """What one step did, by the name (arrival, sample) of each sequence."""
 
-    computed: dict[tuple[int, int], tuple[int, int]] = attrs.field(factory=lambda: {})  # name: (start, count)
+    computed: dict[tuple[int, int], tuple[int, int]] = attrs.field(
+        factory=lambda: {}
+    )  # name: (start, count)
     preempted: list[tuple[int, int]] = attrs.field(factory=lambda: [])
     n_copied: int = 0
     n_hit: int = 0
@@ -69,7 +76,9 @@ class ReferenceEngine:
         for request in requests:
             self.policy_state, rank = self.policy.step(self.policy_state, request, self.n_arrived)
             order, prompt = (rank, self.n_arrived, 0), request.prompt.tolist()
-            self.waiting.append(Sequence_(request=request, order=order, tokens=prompt, n_samples=request.params.n))
+            self.waiting.append(
+                Sequence_(request=request, order=order, tokens=prompt, n_samples=request.params.n)
+            )
             self.n_arrived += 1
 
     def abort(self, request_id: int | str) -> None:
@@ -77,7 +86,11 @@ class ReferenceEngine:
         self.waiting = [s for s in self.waiting if s.request.id != request_id]
 
     def step(self) -> Decisions:
-        done, left, scores = Decisions(), self.limits.max_batched_tokens, self.limits.max_scored_tokens
+        done, left, scores = (
+            Decisions(),
+            self.limits.max_batched_tokens,
+            self.limits.max_scored_tokens,
+        )
         self.running.sort(key=lambda s: s.order)
         decoding = [s for s in self.running if s.n_due == 1][:left]
         prefilling = [s for s in self.running if s.n_due > 1]
@@ -112,7 +125,8 @@ class ReferenceEngine:
         return done
 
     def _growth(self, decoding: list[Sequence_]) -> list[bool]:
-        """Who needs a block: its table is full, or others hold its open block and no one before it keeps that one."""
+        """Who needs a block: its table is full, or others hold its open block and no one before it
+        keeps that one."""
         grows, kept = [], list[Block]()
         for sequence in decoding:
             index = sequence.n_computed // self.limits.block_size
@@ -151,7 +165,8 @@ class ReferenceEngine:
                 self.free.insert(0 if block.key is None else len(self.free), block)
 
     def _leave(self, sequences: list[Sequence_]) -> None:
-        """Release the tables, as one that is read from its end: what several share is freed last."""
+        """Release the tables, as one that is read from its end: what several share is freed
+        last."""
         self._drop([block for sequence in sequences for block in sequence.table])
         for sequence in sequences:
             sequence.table = []
@@ -178,7 +193,11 @@ class ReferenceEngine:
         if sum(s.n_samples for s in self.running) + sequence.n_samples > self.limits.max_rows:
             return False
         hits: list[Block] = []
-        while self.limits.prefix_caching and not sequence.is_scored and len(hits) < (len(sequence.tokens) - 1) // size:
+        while (
+            self.limits.prefix_caching
+            and not sequence.is_scored
+            and len(hits) < (len(sequence.tokens) - 1) // size
+        ):
             own = tuple(sequence.tokens[len(hits) * size : (len(hits) + 1) * size])
             block = self.found.get((hits[-1].publication if hits else None, own))
             if block is None:
@@ -217,7 +236,13 @@ class ReferenceEngine:
         (token,) = toy_tokens(sequence.tokens, 1, limits.vocab_size)
         n_output = len(sequence.tokens) - len(request.prompt)
         if n_output < request.params.min_tokens and token in request.stop_ids:
-            token = next(other for other in range(limits.vocab_size) if other not in request.stop_ids)
+            token = next(
+                other for other in range(limits.vocab_size) if other not in request.stop_ids
+            )
         sequence.tokens.append(token)
-        longest = min(limits.max_model_len, limits.pool_len, len(request.prompt) + (request.params.max_tokens or 0))
+        longest = min(
+            limits.max_model_len,
+            limits.pool_len,
+            len(request.prompt) + (request.params.max_tokens or 0),
+        )
         return token in request.stop_ids or len(sequence.tokens) >= longest

@@ -1,13 +1,13 @@
-"""Hypothesis strategies for limits, policies and lists of events. All small, so that pools run short, prompts collide
-and budgets bind; shrinking leads to the shortest list of events that breaks a law.
-"""
+"""Hypothesis strategies for limits, policies and lists of events. All small, so that pools run
+short, prompts collide and budgets bind; shrinking leads to the shortest list of events that breaks
+a law."""
 
 from __future__ import annotations
 
 import attrs
 from hypothesis import strategies as st
 
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from nva.state.policy import POLICIES, Policy
 from nva.state.request import Request, SamplingParams, request
 
@@ -63,8 +63,13 @@ def limits(draw: st.DrawFn, **fixed: object) -> Limits:
     buckets: dict[str, tuple[int, ...]] = {}
     if draw(st.booleans()):
         tokens, rows = int(str(sizes["max_batched_tokens"])), int(str(sizes["max_rows"]))
-        buckets = {"token_buckets": tuple(sorted({3, tokens} - {0})), "row_buckets": tuple(sorted({2, rows + 1}))}
-        buckets["token_buckets"] = tuple(size for size in buckets["token_buckets"] if size <= tokens)
+        buckets = {
+            "token_buckets": tuple(sorted({3, tokens} - {0})),
+            "row_buckets": tuple(sorted({2, rows + 1})),
+        }
+        buckets["token_buckets"] = tuple(
+            size for size in buckets["token_buckets"] if size <= tokens
+        )
     return Limits(vocab_size=VOCAB_SIZE, **sizes, **buckets)  # pyright: ignore[reportArgumentType]
 
 
@@ -78,7 +83,9 @@ def prompts(draw: st.DrawFn, max_len: int) -> list[int]:
     """Token ids; often the beginning of one common text, so that prefixes are shared."""
     common = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1] * 2
     prefix = common[: draw(st.integers(0, max_len - 1))]
-    own = draw(st.lists(st.integers(0, 2), min_size=1, max_size=max(1, min(4, max_len - len(prefix)))))
+    own = draw(
+        st.lists(st.integers(0, 2), min_size=1, max_size=max(1, min(4, max_len - len(prefix))))
+    )
     return prefix + own
 
 

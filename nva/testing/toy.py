@@ -1,9 +1,8 @@
-"""A model whose next token can be worked out by hand: the sum of (position + 1) * token over the sequence, modulo the
-vocabulary size. After [1, 2] comes 1 * 1 + 2 * 2 = 5.
+"""A model whose next token can be worked out by hand: the sum of (position + 1) * token over the
+sequence, modulo the vocabulary size. After [1, 2] comes 1 * 1 + 2 * 2 = 5.
 
-It reads the sequence back from a paged cache, as a real model does, so a wrong slot, block or length changes its
-tokens. Freed blocks are poisoned: reading one raises.
-"""
+It reads the sequence back from a paged cache, as a real model does, so a wrong slot, block or
+length changes its tokens. Freed blocks are poisoned: reading one raises."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ import numpy as np
 
 from nva.state.blocks import free_ids
 from nva.state.columns import Column, Int
-from nva.state.config import Limits
 from nva.state.engine import EngineState
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.plan import Batch, Draw, Sampled
 
 POISON = -1
@@ -24,17 +23,23 @@ POISON = -1
 
 @attrs.frozen(kw_only=True)
 class ToyKV:
-    """Each slot holds the token written to it, [ids, block_size]. Updated in place, like a real cache."""
+    """Each slot holds the token written to it, [ids, block_size]. Updated in place, like a real
+    cache."""
 
     tokens: Column
 
     @classmethod
     def empty(cls, limits: Limits) -> ToyKV:
-        return cls(tokens=np.full((limits.n_scratch + limits.n_blocks, limits.block_size), POISON, np.int64))
+        return cls(
+            tokens=np.full(
+                (limits.n_scratch + limits.n_blocks, limits.block_size), POISON, np.int64
+            )
+        )
 
 
 def toy_forward(limits: Limits) -> Callable[[None, ToyKV, Batch], tuple[Column, ToyKV]]:
-    """forward(params, kv, batch) -> (logits [L, vocab_size], kv) of the toy model; it has no parameters."""
+    """forward(params, kv, batch) -> (logits [L, vocab_size], kv) of the toy model; it has no
+    parameters."""
 
     def forward(_: None, kv: ToyKV, batch: Batch) -> tuple[Column, ToyKV]:
         kv.tokens[batch.copies[:, 1]] = kv.tokens[batch.copies[:, 0]]
@@ -43,7 +48,9 @@ def toy_forward(limits: Limits) -> Callable[[None, ToyKV, Batch], tuple[Column, 
         for i, packed in enumerate(batch.logit_index[: batch.n_logits].tolist()):
             row = int(np.searchsorted(batch.query_ends, packed, side="right"))
             context_len = int(batch.context_lens[row] - (batch.query_ends[row] - 1 - packed))
-            logits[i, _next(_read(kv, batch.block_tables[row], context_len), limits.vocab_size)] = 1.0
+            logits[i, _next(_read(kv, batch.block_tables[row], context_len), limits.vocab_size)] = (
+                1.0
+            )
         return logits, kv
 
     return forward
@@ -53,7 +60,9 @@ def _read(kv: ToyKV, table: Int, context_len: int) -> Column:
     block_size = kv.tokens.shape[1]
     tokens = kv.tokens[table[: -(-context_len // block_size)]].reshape(-1)[:context_len]
     if (tokens == POISON).any():
-        raise InvariantError(f"a row reads slots that nobody wrote: {tokens.tolist()} in blocks {table.tolist()}")
+        raise InvariantError(
+            f"a row reads slots that nobody wrote: {tokens.tolist()} in blocks {table.tolist()}"
+        )
     return tokens
 
 
@@ -65,7 +74,9 @@ def toy_sample(logits: Column, draw: Draw) -> Sampled:
     """The likeliest token of each sample, bans and biases applied."""
     wanted = logits[draw.logit_rows].astype(np.float64)
     np.add.at(wanted, (draw.bias_at[:, 0], draw.bias_at[:, 1]), draw.bias)
-    return Sampled(tokens=wanted.argmax(axis=1).astype(np.int32), is_finite=np.ones(len(wanted), np.bool_))
+    return Sampled(
+        tokens=wanted.argmax(axis=1).astype(np.int32), is_finite=np.ones(len(wanted), np.bool_)
+    )
 
 
 def toy_tokens(prompt: Sequence[int], n: int, vocab_size: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""What any backend is compared on: attention and experts over drawn batches, and both written out one by one."""
+"""What any backend is compared on: attention and experts over drawn batches, and both written out
+one by one."""
 
 from __future__ import annotations
 
@@ -36,14 +37,21 @@ class AttentionCase:
 
 @st.composite
 def attention_cases(
-    draw: Any, dtype: torch.dtype = torch.float32, head_dims: Sequence[int] = (2, 6, 8), longest: int = 20
+    draw: Any,
+    dtype: torch.dtype = torch.float32,
+    head_dims: Sequence[int] = (2, 6, 8),
+    longest: int = 20,
 ) -> AttentionCase:
-    """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled blocks, some of which
-    rows share with the first one."""
+    """Any mix of decode rows, chunks, whole prefills and rows without queries, over shuffled
+    blocks, some of which rows share with the first one."""
     lengths = draw(st.lists(st.integers(1, longest).flatmap(_row), min_size=1, max_size=6))
     if not any(n for _, n in lengths):
         lengths.append((3, 2))
-    block_size, n_kv_heads, n_shared = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    block_size, n_kv_heads, n_shared = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+    )
     head_dim = draw(st.sampled_from(head_dims))
     window = draw(st.none() | st.integers(1, longest + 2))
     seed, has_sinks = draw(st.integers(0, 2**31)), draw(st.booleans())
@@ -56,13 +64,20 @@ def attention_cases(
     n_blocks = -(-contexts // block_size)
     ids = rng.permutation(int(n_blocks.sum()) + 2)
     tables = rng.choice(ids, (len(lengths), int(n_blocks.max()) + 1)).astype(np.int32)
-    caches = [torch.full((len(ids), block_size, n_kv_heads, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
+    caches = [
+        torch.full((len(ids), block_size, n_kv_heads, head_dim), torch.nan, dtype=dtype)
+        for _ in range(2)
+    ]
     held: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for row, (context, owned) in enumerate(zip(contexts, np.split(ids, np.cumsum(n_blocks))[:-1], strict=True)):
+    for row, (context, owned) in enumerate(
+        zip(contexts, np.split(ids, np.cumsum(n_blocks))[:-1], strict=True)
+    ):
         n_common = min(contexts[[0, row]]) // block_size if row and draw(st.booleans()) else 0
         tables[row, : len(owned)] = owned
         tables[row, :n_common] = tables[0, :n_common]
-        slots = (tables[row, : len(owned), None] * block_size + np.arange(block_size)).ravel()[:context]
+        slots = (tables[row, : len(owned), None] * block_size + np.arange(block_size)).ravel()[
+            :context
+        ]
         own = slots[n_common * block_size :]
         for cache, tensors in zip(caches, held, strict=True):
             flat = cache.view(-1, n_kv_heads, head_dim)
@@ -72,7 +87,11 @@ def attention_cases(
         q=normal(int(queries.sum()), n_kv_heads * n_shared, head_dim),
         k_cache=caches[0],
         v_cache=caches[1],
-        host=Layout(block_tables=tables, query_ends=np.cumsum(queries, dtype=np.int32), context_lens=contexts),
+        host=Layout(
+            block_tables=tables,
+            query_ends=np.cumsum(queries, dtype=np.int32),
+            context_lens=contexts,
+        ),
         keys=held[0],
         values=held[1],
         window=window,
@@ -83,7 +102,10 @@ def attention_cases(
 
 def _row(context_len: int) -> st.SearchStrategy[tuple[int, int]]:
     """(context_len, number of queries): none, one, some or all of the context."""
-    return st.tuples(st.just(context_len), st.sampled_from([0, 1, 1, 1, context_len]) | st.integers(1, context_len))
+    return st.tuples(
+        st.just(context_len),
+        st.sampled_from([0, 1, 1, 1, context_len]) | st.integers(1, context_len),
+    )
 
 
 def dense_attention(case: AttentionCase) -> Tensor:
@@ -120,13 +142,20 @@ class MoeCase:
 
 @st.composite
 def moe_cases(
-    draw: Any, dtype: torch.dtype = torch.float32, most_experts: int = 9, largest: int = 6, most_tokens: int = 20
+    draw: Any,
+    dtype: torch.dtype = torch.float32,
+    most_experts: int = 9,
+    largest: int = 6,
+    most_tokens: int = 20,
 ) -> MoeCase:
-    """Any number of tokens and experts, every routing; some experts drawn more often, by up to all tokens."""
+    """Any number of tokens and experts, every routing; some experts drawn more often, by up to all
+    tokens."""
     n_tokens, n_experts = draw(st.integers(1, most_tokens)), draw(st.integers(1, most_experts))
     hidden, inner = draw(st.integers(1, largest)), draw(st.integers(1, largest))
     n_active, n_padding = draw(st.integers(1, n_experts)), draw(st.integers(0, n_tokens))
-    popularity = draw(st.lists(st.sampled_from([-20.0, 0.0, 20.0]), min_size=n_experts, max_size=n_experts))
+    popularity = draw(
+        st.lists(st.sampled_from([-20.0, 0.0, 20.0]), min_size=n_experts, max_size=n_experts)
+    )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
     def normal(*shape: int) -> Tensor:
@@ -149,8 +178,8 @@ def moe_cases(
 
 
 def dense_moe(case: MoeCase, is_size: bool = False) -> Tensor:
-    """What experts mean, in float64: every expert computes every token, and those not chosen weigh nothing. Or the size
-    of what is added up, by which rounding errors are measured."""
+    """What experts mean, in float64: every expert computes every token, and those not chosen weigh
+    nothing. Or the size of what is added up, by which rounding errors are measured."""
     x, gate_up, down = case.x.double(), case.gate_up.double(), case.down.double()
     probabilities = case.logits.double().softmax(-1)
     is_chosen = probabilities.argsort(-1, descending=True).argsort(-1) < case.n_active

@@ -1,4 +1,5 @@
-"""The compiled kernels against the reference, over shapes that no vector or tile divides; and how they are built."""
+"""The compiled kernels against the reference, over shapes that no vector or tile divides; and how
+they are built."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from tests.kernels.cases import AttentionCase, attention_cases, dense_attention
 
 pytestmark = pytest.mark.usefixtures("n_threads")
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-TOLERANCE = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2**-7, "rtol": 2**-6}}
+TOLERANCE = {
+    torch.float32: {"atol": 2e-5, "rtol": 2e-5},
+    torch.bfloat16: {"atol": 2**-7, "rtol": 2**-6},
+}
 GATES = pytest.mark.parametrize("gate", ["silu_mul", "gelu_tanh_mul"])
 SIZES = st.integers(1, 150)
 SEEDS = st.integers(0, 2**31)
@@ -35,7 +39,9 @@ def normal(seed: int, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def attend(case: AttentionCase, kernels: Any = operators) -> Tensor:
     inputs = kernels.attention_inputs(case.host, case.on_device, case.k_cache)
-    return kernels.attention(case.q, *written(case, kernels), inputs, case.scale, case.window, case.sinks)
+    return kernels.attention(
+        case.q, *written(case, kernels), inputs, case.scale, case.window, case.sinks
+    )
 
 
 def written(case: AttentionCase, kernels: Any) -> list[Tensor]:
@@ -55,7 +61,9 @@ def test_the_compiled_kernels_serve_the_cpu() -> None:
 @given(case=attention_cases(head_dims=(1, 2, 7, 16, 34, 64, 128)))
 def test_attention_is_a_dense_softmax_over_what_a_row_owns(case: AttentionCase) -> None:
     """Though all else in the cache is NaN."""
-    torch.testing.assert_close(attend(case).double(), dense_attention(case), **TOLERANCE[torch.float32])
+    torch.testing.assert_close(
+        attend(case).double(), dense_attention(case), **TOLERANCE[torch.float32]
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,14 +93,19 @@ def test_any_number_of_heads_may_share_a_key(n_shared: int, n_queries: int) -> N
 @FLOATS
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, data: st.DataObject) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(
+    dtype: torch.dtype, data: st.DataObject
+) -> None:
     assert_same_bits_alone(data.draw(attention_cases(dtype=dtype, head_dims=(8, 32), longest=600)))
 
 
 @FLOATS
 @pytest.mark.parametrize("n_common", [0, 40, 512, 600])
-def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(dtype: torch.dtype, n_common: int) -> None:
-    """More of them than are ever read together, every other one over its own first block; ends differ."""
+def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(
+    dtype: torch.dtype, n_common: int
+) -> None:
+    """More of them than are ever read together, every other one over its own first block; ends
+    differ."""
     n_rows, block_size = 40, 8
     tables = np.arange(n_rows * 75, dtype=np.int32).reshape(n_rows, 75)
     tables[::2, : n_common // block_size] = tables[0, : n_common // block_size]
@@ -100,7 +113,9 @@ def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(dtype: torch.
     cache = normal(0, dtype, 2, tables.size, block_size, 2, 48)
     queries, lengths = 1 + np.arange(n_rows) % 3, 600 - 4 * (np.arange(n_rows) % 5)
     ends = np.cumsum(queries)
-    host = Layout(block_tables=tables, query_ends=ends.astype(np.int32), context_lens=lengths.astype(np.int32))
+    host = Layout(
+        block_tables=tables, query_ends=ends.astype(np.int32), context_lens=lengths.astype(np.int32)
+    )
     case = attrs.evolve(long_row(1), k_cache=cache[0], v_cache=cache[1], host=host)
     assert_same_bits_alone(attrs.evolve(case, q=normal(1, dtype, int(ends[-1]), 6, 48)))
 
@@ -139,7 +154,9 @@ def long_row(n_queries: int, n_shared: int = 2) -> AttentionCase:
 @FLOATS
 @settings(max_examples=60, deadline=None)
 @given(m=st.integers(0, 40), n=SIZES, k=SIZES, has_bias=st.booleans(), seed=SEEDS)
-def test_linear_is_the_references(dtype: torch.dtype, m: int, n: int, k: int, has_bias: bool, seed: int) -> None:
+def test_linear_is_the_references(
+    dtype: torch.dtype, m: int, n: int, k: int, has_bias: bool, seed: int
+) -> None:
     x, weight = normal(seed, dtype, m, k), normal(seed + 1, dtype, n, k) / k**0.5
     bias = normal(seed + 2, dtype, n) if has_bias else None
     found = operators.linear(x, operators.pack_linear(weight), bias)
@@ -157,11 +174,23 @@ def test_a_row_of_linear_has_the_same_bits_in_every_batch(dtype: torch.dtype) ->
 @FLOATS
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(1, 300), size=SIZES, unit=st.booleans(), seed=SEEDS)
-def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, unit: bool, seed: int) -> None:
-    x, residual, weight = normal(seed, dtype, n, size), normal(seed + 1, dtype, n, size), normal(seed + 2, dtype, size)
+def test_norms_are_the_references(
+    dtype: torch.dtype, n: int, size: int, unit: bool, seed: int
+) -> None:
+    x, residual, weight = (
+        normal(seed, dtype, n, size),
+        normal(seed + 1, dtype, n, size),
+        normal(seed + 2, dtype, size),
+    )
     for found, expected in zip(
-        (operators.rms_norm(x, weight, 1e-5, unit), *operators.add_rms_norm(x, residual, weight, 1e-5, unit)),
-        (reference.rms_norm(x, weight, 1e-5, unit), *reference.add_rms_norm(x, residual, weight, 1e-5, unit)),
+        (
+            operators.rms_norm(x, weight, 1e-5, unit),
+            *operators.add_rms_norm(x, residual, weight, 1e-5, unit),
+        ),
+        (
+            reference.rms_norm(x, weight, 1e-5, unit),
+            *reference.add_rms_norm(x, residual, weight, 1e-5, unit),
+        ),
         strict=True,
     ):
         torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
@@ -171,15 +200,33 @@ def test_norms_are_the_references(dtype: torch.dtype, n: int, size: int, unit: b
 @FLOATS
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(1, 300), size=SIZES, seed=SEEDS)
-def test_gates_are_the_references(gate: str, dtype: torch.dtype, n: int, size: int, seed: int) -> None:
+def test_gates_are_the_references(
+    gate: str, dtype: torch.dtype, n: int, size: int, seed: int
+) -> None:
     x = normal(seed, dtype, n, 2 * size) * 3
-    torch.testing.assert_close(getattr(operators, gate)(x), getattr(reference, gate)(x), **TOLERANCE[dtype])
+    torch.testing.assert_close(
+        getattr(operators, gate)(x), getattr(reference, gate)(x), **TOLERANCE[dtype]
+    )
 
 
 @GATES
 @FLOATS
 def test_gates_of_extremes(gate: str, dtype: torch.dtype) -> None:
-    gates = [-torch.inf, -3e38, -1e30, -1e13, -200.0, -100.0, -0.0, 1e-30, 100.0, 1e13, 1e30, 3e38, torch.inf]
+    gates = [
+        -torch.inf,
+        -3e38,
+        -1e30,
+        -1e13,
+        -200.0,
+        -100.0,
+        -0.0,
+        1e-30,
+        100.0,
+        1e13,
+        1e30,
+        3e38,
+        torch.inf,
+    ]
     x = torch.tensor([gates + [1.0] * len(gates)], dtype=dtype)
     found, expected = getattr(operators, gate)(x), getattr(reference, gate)(x)
     torch.testing.assert_close(found, expected, atol=1e-30, rtol=1e-5, equal_nan=True)
@@ -187,7 +234,13 @@ def test_gates_of_extremes(gate: str, dtype: torch.dtype) -> None:
 
 @FLOATS
 @settings(max_examples=40, deadline=None)
-@given(n=st.integers(1, 60), heads=st.integers(1, 5), half=st.integers(1, 40), rest=st.integers(0, 9), seed=SEEDS)
+@given(
+    n=st.integers(1, 60),
+    heads=st.integers(1, 5),
+    half=st.integers(1, 40),
+    rest=st.integers(0, 9),
+    seed=SEEDS,
+)
 def test_parts_of_one_tensor_are_normed_rotated_and_written(
     dtype: torch.dtype, n: int, heads: int, half: int, rest: int, seed: int
 ) -> None:
@@ -197,7 +250,9 @@ def test_parts_of_one_tensor_are_normed_rotated_and_written(
     weight, slots = normal(seed + 1, dtype, size), torch.randperm(n + 7, dtype=torch.int32)[:n]
     angles = normal(seed + 2, torch.float32, n, half).repeat(1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    tolerance = {"atol": 2**-4, "rtol": 2**-6} if dtype == torch.bfloat16 else TOLERANCE[dtype]  # theirs rounds thrice
+    tolerance = (
+        {"atol": 2**-4, "rtol": 2**-6} if dtype == torch.bfloat16 else TOLERANCE[dtype]
+    )  # theirs rounds thrice
     results = []
     for kernels in (operators, reference):
         caches = torch.zeros(2, n + 7, 1, 2, size, dtype=dtype)
@@ -225,15 +280,22 @@ def test_not_a_number_stays_one() -> None:
 
 def test_float16_goes_to_the_reference() -> None:
     x, weight = normal(0, torch.float16, 3, 8), normal(1, torch.float16, 4, 8)
-    assert torch.equal(operators.linear(x, operators.pack_linear(weight)), reference.linear(x, weight))
+    assert torch.equal(
+        operators.linear(x, operators.pack_linear(weight)), reference.linear(x, weight)
+    )
     assert torch.equal(operators.silu_mul(x), reference.silu_mul(x))
 
 
 def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> None:
     code = "from nva.kernels import backend, reference; assert backend('cpu') is backend('cpu') is reference"
     env = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++") == 1
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert (
+        found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++")
+        == 1
+    )
 
 
 def test_a_library_is_compiled_once(
@@ -253,7 +315,9 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(build.BuildError, match="compiling the CPU kernels failed .error: out of order"):
+    with pytest.raises(
+        build.BuildError, match="compiling the CPU kernels failed .error: out of order"
+    ):
         build.library()
     assert not list(tmp_path.glob("nva/kernels/*.so"))
 
@@ -274,7 +338,9 @@ def test_windows_has_no_file_locks_and_gets_a_reason(monkeypatch: pytest.MonkeyP
         module.library()
 
 
-def test_a_mac_links_torch_s_openmp_without_flags_of_gnu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mac_links_torch_s_openmp_without_flags_of_gnu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What is asked of the compiler; no Mac was there to try it."""
     (tmp_path / "torch" / "lib").mkdir(parents=True)
     runtime = tmp_path / "torch" / "lib" / "libomp.dylib"
@@ -294,9 +360,18 @@ def test_a_mac_links_torch_s_openmp_without_flags_of_gnu(monkeypatch: pytest.Mon
 
 def test_apple_s_clang_has_no_openmp_and_the_reference_serves(tmp_path: Path) -> None:
     compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\necho \"clang++: error: unsupported option '-fopenmp'\" >&2\nexit 1\n")
+    compiler.write_text(
+        "#!/bin/sh\necho \"clang++: error: unsupported option '-fopenmp'\" >&2\nexit 1\n"
+    )
     compiler.chmod(0o755)
     code = "from nva.kernels import backend, reference; assert backend('cpu') is reference"
-    env = {"CXX": str(compiler), "PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    env = {
+        "CXX": str(compiler),
+        "PATH": "",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": ":".join(sys.path),
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert "unsupported option '-fopenmp'); plain torch serves instead" in found.stderr

@@ -1,4 +1,5 @@
-"""The CPU's experts against what they mean and against the reference, over shapes that no vector or tile divides."""
+"""The CPU's experts against what they mean and against the reference, over shapes that no vector or
+tile divides."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 def computed(case: MoeCase, kernels: Any = operators) -> Tensor:
     experts = kernels.pack_linear(case.gate_up), kernels.pack_linear(case.down)
-    return kernels.moe(case.x, case.logits, *experts, case.n_active, case.normalize, case.is_padding)
+    return kernels.moe(
+        case.x, case.logits, *experts, case.n_active, case.normalize, case.is_padding
+    )
 
 
-def drawn(dtype: torch.dtype, n_tokens: int, hidden: int, inner: int, n_experts: int, n_active: int) -> MoeCase:
+def drawn(
+    dtype: torch.dtype, n_tokens: int, hidden: int, inner: int, n_experts: int, n_active: int
+) -> MoeCase:
     """Tokens without padding, seeded by the sizes."""
     generator = torch.Generator().manual_seed(n_tokens + hidden + inner + n_experts)
 
@@ -46,14 +51,17 @@ def drawn(dtype: torch.dtype, n_tokens: int, hidden: int, inner: int, n_experts:
 def test_experts_are_a_weighted_sum_over_those_chosen(case: MoeCase) -> None:
     """Some experts get no token, some all of them; padding, which is NaN, changes nothing."""
     real = ~case.is_padding
-    torch.testing.assert_close(computed(case).double()[real], dense_moe(case)[real], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(
+        computed(case).double()[real], dense_moe(case)[real], atol=2e-5, rtol=2e-5
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=moe_cases(dtype=torch.bfloat16, most_experts=70, largest=90))
 def test_experts_in_bfloat16(case: MoeCase) -> None:
     out, expected, size = (
-        x[~case.is_padding] for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True))
+        x[~case.is_padding]
+        for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True))
     )
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= 2**-6 * size + 2**-8).all()
@@ -66,7 +74,9 @@ def test_experts_whose_rows_come_in_many_blocks(hidden: int, inner: int) -> None
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(7, 2), (30, 8), (30, 30), (130, 2)])
-def test_of_equally_likely_experts_those_of_the_reference_are_chosen(n_experts: int, n_active: int) -> None:
+def test_of_equally_likely_experts_those_of_the_reference_are_chosen(
+    n_experts: int, n_active: int
+) -> None:
     case = drawn(torch.float32, 60, 5, 6, n_experts, n_active)
     case = attrs.evolve(case, logits=(case.logits * 2).round() / 2)
     torch.testing.assert_close(computed(case), computed(case, reference), atol=2e-5, rtol=2e-5)
@@ -80,7 +90,9 @@ def test_a_token_has_the_same_bits_in_every_batch(dtype: torch.dtype, n_threads:
     torch.set_num_threads(3 - n_threads)
     for start, end in ((0, 300), (0, 1), (7, 9), (20, 25), (31, 47), (60, 160), (299, 300)):
         is_padding = torch.arange(end - start) % 5 == 4
-        part = attrs.evolve(case, x=case.x[start:end], logits=case.logits[start:end], is_padding=is_padding)
+        part = attrs.evolve(
+            case, x=case.x[start:end], logits=case.logits[start:end], is_padding=is_padding
+        )
         assert torch.equal(computed(part)[~is_padding], whole[start:end][~is_padding])
 
 

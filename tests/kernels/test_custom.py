@@ -24,7 +24,10 @@ def test_its_meaning_is_the_references():
 
 def test_schema_shapes_and_registration_agree_with_the_meaning():
     torch.library.opcheck(rotary, tuple(inputs()))
-    assert str(torch.ops.nva.rotary.default._schema) == "nva::rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor"
+    assert (
+        str(torch.ops.nva.rotary.default._schema)
+        == "nva::rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor"
+    )
 
 
 def test_gradients_are_those_of_finite_differences():

@@ -1,4 +1,5 @@
-"""Which graph mode an Ascend installation gets, and why: the table of docs/npu.md. No torch_npu is needed for that."""
+"""Which graph mode an Ascend installation gets, and why: the table of docs/npu.md. No torch_npu is
+needed for that."""
 
 from __future__ import annotations
 
@@ -24,11 +25,20 @@ from nva.kernels.npu.support import (
 def heads(n_heads=8, n_kv_heads=2, head_dim=128, window=None, tower=None):
     vision = tower and types.SimpleNamespace(hidden_size=4 * tower, n_heads=4)
     return types.SimpleNamespace(
-        n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, windows=(None, window), vision=vision
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        windows=(None, window),
+        vision=vision,
     )
 
 
-GROUPED, WINDOWED, EVEN, WIDE = heads(), heads(window=4096), heads(n_kv_heads=8), heads(head_dim=256)
+GROUPED, WINDOWED, EVEN, WIDE = (
+    heads(),
+    heads(window=4096),
+    heads(n_kv_heads=8),
+    heads(head_dim=256),
+)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,9 @@ def test_auto_takes_what_works_and_says_why(found, model, mode, reason):
 
 
 def test_what_will_not_work_is_refused_with_a_reason():
-    with pytest.raises(ValueError, match="graph='ge' won't work here: .* tensor lengths; graph='auto'"):
+    with pytest.raises(
+        ValueError, match="graph='ge' won't work here: .* tensor lengths; graph='auto'"
+    ):
         choose_mode("ge", Installation(cann=(8, 3)), GROUPED)
     with pytest.raises(ValueError, match="vision tower's heads of 144 are wider than 128"):
         choose_mode("eager", Installation(), heads(tower=144))
@@ -103,7 +115,9 @@ def test_what_will_not_work_is_refused_with_a_reason():
 )
 def test_every_installation_gets_a_mode_or_an_error(cann, flags, model):
     """auto never takes a mode that would be refused by name, and every refusal has a reason."""
-    found = Installation(cann=cann, has_attention=flags[0], has_torchair=flags[1], has_npugraph_ex=flags[2])
+    found = Installation(
+        cann=cann, has_attention=flags[0], has_torchair=flags[1], has_npugraph_ex=flags[2]
+    )
     working = [mode for mode in MODES if refusals(found, model)[mode] is None]
     if working:
         assert choose_mode("auto", found, model)[0] in working
@@ -143,7 +157,9 @@ def test_graph_modes_are_for_an_npu():
         backend("cpu", GROUPED, "ge")
 
 
-@pytest.mark.parametrize(("found", "said"), [(Installation(), "aclgraph"), (Installation(has_npugraph_ex=False), "ge")])
+@pytest.mark.parametrize(
+    ("found", "said"), [(Installation(), "aclgraph"), (Installation(has_npugraph_ex=False), "ge")]
+)
 def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, capsys):
     monkeypatch.setattr(npu.importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(npu.importlib, "import_module", lambda name: name)

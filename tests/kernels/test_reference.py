@@ -1,4 +1,5 @@
-"""The reference kernels against their definitions, and against transformers' Llama where it defines them."""
+"""The reference kernels against their definitions, and against transformers' Llama where it defines
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,23 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from nva.kernels import backend, reference
-from tests.kernels.cases import AttentionCase, MoeCase, attention_cases, dense_attention, dense_moe, moe_cases
+from tests.kernels.cases import (
+    AttentionCase,
+    MoeCase,
+    attention_cases,
+    dense_attention,
+    dense_moe,
+    moe_cases,
+)
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def attend(case: AttentionCase) -> Tensor:
     inputs = reference.attention_inputs(case.host, case.on_device, case.k_cache)
-    return reference.attention(case.q, case.k_cache, case.v_cache, inputs, case.scale, case.window, case.sinks)
+    return reference.attention(
+        case.q, case.k_cache, case.v_cache, inputs, case.scale, case.window, case.sinks
+    )
 
 
 @settings(max_examples=200)
@@ -35,7 +45,9 @@ def test_attention_is_a_dense_softmax_over_what_a_row_owns(
 ) -> None:
     """However rows are grouped and queries sliced, and though all else in the cache is NaN."""
     with patch.multiple(reference, _GROUP_BYTES=group_bytes, _SCORE_BYTES=score_bytes):
-        torch.testing.assert_close(attend(case).double(), dense_attention(case), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            attend(case).double(), dense_attention(case), atol=1e-5, rtol=1e-5
+        )
 
 
 @settings(max_examples=30)
@@ -91,7 +103,9 @@ def test_rotary_is_llamas(dtype: torch.dtype) -> None:
     q, k = torch.randn(7, 4, 16).to(dtype), torch.randn(7, 2, 16).to(dtype)
     angles = torch.randn(7, 8).repeat(1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    for ours, theirs in zip(reference.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+    for ours, theirs in zip(
+        reference.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -106,7 +120,9 @@ def test_rotary_of_part_of_a_head_passes_the_rest_through() -> None:
 
 def test_silu_mul_takes_the_gate_first() -> None:
     gate, up = torch.randn(2, 5, 8)
-    torch.testing.assert_close(reference.silu_mul(torch.cat([gate, up], -1)), gate * torch.sigmoid(gate) * up)
+    torch.testing.assert_close(
+        reference.silu_mul(torch.cat([gate, up], -1)), gate * torch.sigmoid(gate) * up
+    )
 
 
 def test_gelu_tanh_mul_takes_the_gate_first() -> None:
@@ -117,7 +133,9 @@ def test_gelu_tanh_mul_takes_the_gate_first() -> None:
 
 def computed(case: MoeCase) -> Tensor:
     experts = reference.pack_linear(case.gate_up), reference.pack_linear(case.down)
-    return reference.moe(case.x, case.logits, *experts, case.n_active, case.normalize, case.is_padding)
+    return reference.moe(
+        case.x, case.logits, *experts, case.n_active, case.normalize, case.is_padding
+    )
 
 
 @settings(max_examples=200)
@@ -125,21 +143,25 @@ def computed(case: MoeCase) -> Tensor:
 def test_experts_are_a_weighted_sum_over_those_chosen(case: MoeCase) -> None:
     """Some experts get no token, some all of them; padding, which is NaN, changes nothing."""
     real = ~case.is_padding
-    torch.testing.assert_close(computed(case).double()[real], dense_moe(case)[real], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        computed(case).double()[real], dense_moe(case)[real], atol=1e-4, rtol=1e-4
+    )
 
 
 @settings(max_examples=30)
 @given(case=moe_cases(dtype=torch.bfloat16))
 def test_experts_in_bfloat16(case: MoeCase) -> None:
     out, expected, size = (
-        x[~case.is_padding] for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True))
+        x[~case.is_padding]
+        for x in (computed(case), dense_moe(case), dense_moe(case, is_size=True))
     )
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= 2**-6 * size + 2**-8).all()
 
 
 def test_padding_reaches_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 of 5 tokens are real: 6 rows in two groups, though the last router logits would send padding to expert 0."""
+    """3 of 5 tokens are real: 6 rows in two groups, though the last router logits would send
+    padding to expert 0."""
     ends, grouped_linear = [], reference.grouped_linear
 
     def watched(x: Tensor, weights: Tensor, group_ends: Tensor) -> Tensor:
@@ -184,5 +206,7 @@ def test_copy_blocks_reads_all_before_it_writes_any(copies: list[tuple[int, int]
 
 def test_a_device_without_kernels_is_refused() -> None:
     assert backend(torch.device("cuda", 1)) is reference
-    with pytest.raises(ValueError, match="no kernels for device 'meta'; choose one of cpu, cuda, npu"):
+    with pytest.raises(
+        ValueError, match="no kernels for device 'meta'; choose one of cpu, cuda, npu"
+    ):
         backend("meta")

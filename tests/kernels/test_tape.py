@@ -15,8 +15,8 @@ from nva.forward import empty_kv, make_forward
 from nva.kernels.cpu import operators, tape
 from nva.models import random_params
 from nva.models.spec import ExpertSpec, ModelSpec
-from nva.state.config import Limits
 from nva.state.engine import empty, is_busy
+from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.steps.commit import commit
 from nva.steps.pack import pack
@@ -26,9 +26,15 @@ from nva.steps.submit import submit
 from tests.models.parity import mutated
 from tests.test_forward import SPEC
 
-DENSE = attrs.evolve(SPEC, hidden_size=32, head_dim=8, activation="gelu_tanh", embed_scale=3.0, logit_scale=0.5)
-EXPERTS = attrs.evolve(SPEC, experts=(None, ExpertSpec(n_experts=5, n_active=2, intermediate_size=12, normalize=True)))
-LIMITS = Limits(vocab_size=97, max_model_len=64, n_blocks=60, block_size=4, max_rows=6, max_batched_tokens=80)
+DENSE = attrs.evolve(
+    SPEC, hidden_size=32, head_dim=8, activation="gelu_tanh", embed_scale=3.0, logit_scale=0.5
+)
+EXPERTS = attrs.evolve(
+    SPEC, experts=(None, ExpertSpec(n_experts=5, n_active=2, intermediate_size=12, normalize=True))
+)
+LIMITS = Limits(
+    vocab_size=97, max_model_len=64, n_blocks=60, block_size=4, max_rows=6, max_batched_tokens=80
+)
 
 
 @pytest.fixture
@@ -36,7 +42,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The tapes that are replayed."""
     found: list[Any] = []
     replay = tape.Tape.replay
-    monkeypatch.setattr(tape.Tape, "replay", lambda self, arrays: found.append(self) or replay(self, arrays))
+    monkeypatch.setattr(
+        tape.Tape, "replay", lambda self, arrays: found.append(self) or replay(self, arrays)
+    )
     yield found
 
 
@@ -44,13 +52,25 @@ def weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> Any:
     return random_params(spec, dtype, torch.Generator().manual_seed(seed), operators, std=0.3)
 
 
-def steps(spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, kernels: Any = operators) -> list[Tensor]:
-    """The logits of all steps of a run: prompts of many lengths, forks that copy blocks, decoding to the end."""
-    forward, kv = make_forward(spec, LIMITS, kernels, enforce_eager=enforce_eager), empty_kv(spec, LIMITS, dtype)
+def steps(
+    spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, kernels: Any = operators
+) -> list[Tensor]:
+    """The logits of all steps of a run: prompts of many lengths, forks that copy blocks, decoding
+    to the end."""
+    forward, kv = (
+        make_forward(spec, LIMITS, kernels, enforce_eager=enforce_eager),
+        empty_kv(spec, LIMITS, dtype),
+    )
     random, params = np.random.default_rng(0), weights(spec, dtype)
-    asked = [SamplingParams(temperature=0.7, seed=i, n=1 + i % 2, max_tokens=12, ignore_eos=True) for i in range(5)]
+    asked = [
+        SamplingParams(temperature=0.7, seed=i, n=1 + i % 2, max_tokens=12, ignore_eos=True)
+        for i in range(5)
+    ]
     prompts = [random.integers(0, 97, 5 + 7 * i) for i in range(5)]
-    state = submit(empty(LIMITS), [request(i, *pair) for i, pair in enumerate(zip(prompts, asked, strict=True))])
+    state = submit(
+        empty(LIMITS),
+        [request(i, *pair) for i, pair in enumerate(zip(prompts, asked, strict=True))],
+    )
     found = []
     while is_busy(state):
         state, plan = schedule(state)
@@ -62,13 +82,21 @@ def steps(spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, kernels: Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", [SPEC, DENSE, EXPERTS], ids=["plain", "operators of torch", "experts"])
-def test_a_run_from_tapes_has_the_same_bits(spec: ModelSpec, dtype: torch.dtype, replays: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "spec", [SPEC, DENSE, EXPERTS], ids=["plain", "operators of torch", "experts"]
+)
+def test_a_run_from_tapes_has_the_same_bits(
+    spec: ModelSpec, dtype: torch.dtype, replays: list[Any]
+) -> None:
     expected = steps(spec, dtype, enforce_eager=True)
     assert not replays
     found = steps(spec, dtype, enforce_eager=False)
-    assert len(replays) > len(set(map(id, replays))) > 1, "several tapes, some replayed more than once"
-    for one, other in zip(found, expected, strict=True):  # compared at the end: no later step has overwritten a result
+    assert len(replays) > len(set(map(id, replays))) > 1, (
+        "several tapes, some replayed more than once"
+    )
+    for one, other in zip(
+        found, expected, strict=True
+    ):  # compared at the end: no later step has overwritten a result
         assert torch.equal(one, other)
 
 
@@ -134,8 +162,12 @@ def by_a_number(params: Tensor, caches: Any, inputs: Step) -> Tensor:
     return params * (inputs.token_ids + inputs.token_ids.min().item() ** 0)
 
 
-@pytest.mark.parametrize(("compute", "why"), [(in_numpy, "does more than call"), (by_a_number, "tells Python what")])
-def test_what_no_tape_can_hold_is_computed(compute: Any, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("compute", "why"), [(in_numpy, "does more than call"), (by_a_number, "tells Python what")]
+)
+def test_what_no_tape_can_hold_is_computed(
+    compute: Any, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, params = small_step(compute), torch.tensor(2)
     assert [run(params, None, [n]).tolist() for n in range(5)] == [[2], [4], [6], [8], [10]]
     assert why in capsys.readouterr().err
@@ -148,13 +180,17 @@ def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFi
         gate, up = np.split(x.numpy(), 2, axis=1)
         return torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
 
-    own = steps(SPEC, torch.float32, enforce_eager=False, kernels=mutated(operators, silu_mul=silu_mul))
+    own = steps(
+        SPEC, torch.float32, enforce_eager=False, kernels=mutated(operators, silu_mul=silu_mul)
+    )
     for one, other in zip(own, steps(SPEC, torch.float32, enforce_eager=True), strict=True):
         torch.testing.assert_close(one, other)
     assert "call by call" in capsys.readouterr().err
 
 
-def test_tapes_that_were_not_used_for_long_are_dropped(monkeypatch: pytest.MonkeyPatch, replays: list[Any]) -> None:
+def test_tapes_that_were_not_used_for_long_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, replays: list[Any]
+) -> None:
     monkeypatch.setattr(tape, "MOST_TAPES", 2)
     run = small_step(lambda params, _, inputs: inputs.token_ids * params)
     params = torch.tensor(2)

@@ -1,4 +1,5 @@
-"""Our logits against transformers', at every position, through any schedule of hand-made batches."""
+"""Our logits against transformers', at every position, through any schedule of hand-made
+batches."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from nva.forward import KV, empty_kv, make_forward
 from nva.kernels import reference
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from nva.state.media import Media, positions_between
 from nva.state.plan import Batch, ImageSpan
 from tests.checkpoints import MAX_MODEL_LEN, Case, build
@@ -37,7 +38,8 @@ LIMITS = Limits(
 
 @attrs.frozen(kw_only=True, eq=False)
 class Subject:
-    """A model in both forms, with token ids to compare it on and the logits that transformers gives."""
+    """A model in both forms, with token ids to compare it on and the logits that transformers
+    gives."""
 
     spec: ModelSpec
     params: Params
@@ -56,7 +58,14 @@ def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, limits.vocab_size, length) for length in case.lengths]
     expected = [logits_of(model, row) for row in rows]
-    return Subject(spec=checkpoint.spec, params=params, limits=limits, rows=rows, expected=expected, kernels=kernels)
+    return Subject(
+        spec=checkpoint.spec,
+        params=params,
+        limits=limits,
+        rows=rows,
+        expected=expected,
+        kernels=kernels,
+    )
 
 
 @torch.inference_mode()
@@ -66,9 +75,12 @@ def logits_of(model: PreTrainedModel, row: np.ndarray) -> Tensor:
 
 
 def deviation(subject: Subject, chunk: int) -> float:
-    """The largest difference of any logit, in standard deviations, when rows are computed `chunk` tokens at a time."""
+    """The largest difference of any logit, in standard deviations, when rows are computed `chunk`
+    tokens at a time."""
     found = compute(subject, chunk)
-    differences = [(a - b).abs().max() / b.std() for a, b in zip(found, subject.expected, strict=True)]
+    differences = [
+        (a - b).abs().max() / b.std() for a, b in zip(found, subject.expected, strict=True)
+    ]
     return float(max(differences))
 
 
@@ -79,7 +91,9 @@ def compute(subject: Subject, chunk: int) -> list[Tensor]:
     logits: list[list[Tensor]] = [[] for _ in subject.rows]
     for batch, parts in batches(subject.rows, chunk, media=subject.media):
         found, kv = forward(subject.params, kv, batch)
-        for row, piece in zip(parts, found[: batch.n_logits].split(list(parts.values())), strict=True):
+        for row, piece in zip(
+            parts, found[: batch.n_logits].split(list(parts.values())), strict=True
+        ):
             logits[row].append(piece)
     return [torch.cat(pieces) for pieces in logits]
 
@@ -96,16 +110,18 @@ def poisoned_kv(spec: ModelSpec) -> KV:
 def batches(
     rows: list[np.ndarray], chunk: int, seed: int = 0, media: list[Media | None] | None = None
 ) -> Iterator[tuple[Batch, dict[int, int]]]:
-    """Batches that compute the rows, and how many tokens each row has in each: chunk tokens a row and step, in an order
-    drawn anew each time. Row i starts at step i, so that rows at different positions, chunks and decodes mix.
-    """
+    """Batches that compute the rows, and how many tokens each row has in each: chunk tokens a row
+    and step, in an order drawn anew each time. Row i starts at step i, so that rows at different
+    positions, chunks and decodes mix."""
     rng = np.random.default_rng(seed)
     n_blocks = [-(-len(row) // LIMITS.block_size) for row in rows]
     ids = rng.permutation(LIMITS.n_blocks)[: sum(n_blocks)] + LIMITS.n_scratch
     tables = np.split(ids, np.cumsum(n_blocks)[:-1])
     done, step = [0] * len(rows), 0
     while any(n < len(row) for n, row in zip(done, rows, strict=True)):
-        active = [i for i in rng.permutation(len(rows)).tolist() if i <= step and done[i] < len(rows[i])]
+        active = [
+            i for i in rng.permutation(len(rows)).tolist() if i <= step and done[i] < len(rows[i])
+        ]
         spans = {i: (done[i], min(done[i] + chunk, len(rows[i]))) for i in active}
         batch = packed(rows, tables, spans)
         yield (
@@ -117,8 +133,11 @@ def batches(
         step += 1
 
 
-def packed(rows: list[np.ndarray], tables: list[np.ndarray], spans: dict[int, tuple[int, int]]) -> Batch:
-    """A batch of `[start, end)` of some rows, padded to the next bucket, with logits for every token."""
+def packed(
+    rows: list[np.ndarray], tables: list[np.ndarray], spans: dict[int, tuple[int, int]]
+) -> Batch:
+    """A batch of `[start, end)` of some rows, padded to the next bucket, with logits for every
+    token."""
     positions = np.concatenate([np.arange(*span) for span in spans.values()] or [np.zeros(0, int)])
     n, n_rows = len(positions), len(spans)
     n_padded = next(size for size in LIMITS.token_buckets if size >= n)
@@ -133,12 +152,21 @@ def packed(rows: list[np.ndarray], tables: list[np.ndarray], spans: dict[int, tu
         slots.append(tables[i][block] * LIMITS.block_size + offset)
     n_empty = n_padded_rows - n_rows - 1
     return make_batch(
-        token_ids=np.concatenate([*(rows[i][slice(*span)] for i, span in spans.items()), 0 * padding]),
+        token_ids=np.concatenate(
+            [*(rows[i][slice(*span)] for i, span in spans.items()), 0 * padding]
+        ),
         positions=np.concatenate([positions, padding])[None],
         slots=np.concatenate([*slots, padding]),
         block_tables=block_tables,
-        query_ends=np.array([*np.cumsum([end - start for start, end in spans.values()]), *[n_padded] * (n_empty + 1)]),
-        context_lens=np.array([*(end for _, end in spans.values()), max(1, len(padding)), *[1] * n_empty]),
+        query_ends=np.array(
+            [
+                *np.cumsum([end - start for start, end in spans.values()]),
+                *[n_padded] * (n_empty + 1),
+            ]
+        ),
+        context_lens=np.array(
+            [*(end for _, end in spans.values()), max(1, len(padding)), *[1] * n_empty]
+        ),
         logit_index=np.concatenate([np.arange(n), 0 * padding]),
         copies=np.zeros((0, 2)),
         n_tokens=n,
@@ -148,18 +176,27 @@ def packed(rows: list[np.ndarray], tables: list[np.ndarray], spans: dict[int, tu
 
 
 def with_media(batch: Batch, spans: dict[int, tuple[int, int]], media: list[Media | None]) -> Batch:
-    """The batch for a model with three positions a token, and with the parts of images that its tokens show."""
+    """The batch for a model with three positions a token, and with the parts of images that its
+    tokens show."""
     padding = np.tile(batch.positions[:, batch.n_tokens :], (3, 1))
     positions = [positions_between(media[i], *span) for i, span in spans.items()]
     images, packed_at = [], 0
     for i, (start, end) in spans.items():
         found = media[i]
         for each in found.placed if found else ():
-            for position in range(max(start, each.start), min(end, each.end)):  # token by token, unlike the engine
+            for position in range(
+                max(start, each.start), min(end, each.end)
+            ):  # token by token, unlike the engine
                 at = packed_at + position - start
-                images.append(ImageSpan(image=each.image, first=position - each.start, packed=at, count=1))
+                images.append(
+                    ImageSpan(image=each.image, first=position - each.start, packed=at, count=1)
+                )
         packed_at += end - start
-    arrays = {field: getattr(batch, field) for field in attrs.fields_dict(Batch) if field not in ("buffer", "images")}
+    arrays = {
+        field: getattr(batch, field)
+        for field in attrs.fields_dict(Batch)
+        if field not in ("buffer", "images")
+    }
     made = make_batch(**{**arrays, "positions": np.concatenate([*positions, padding], axis=1)})
     return attrs.evolve(made, images=tuple(images))
 
@@ -168,7 +205,10 @@ def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarra
     """A Batch whose arrays are views of one buffer, in the order given."""
     buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
     parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
-    views = {name: part.reshape(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
+    views = {
+        name: part.reshape(array.shape)
+        for (name, array), part in zip(arrays.items(), parts, strict=True)
+    }
     return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_logits, **views)
 
 

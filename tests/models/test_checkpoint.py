@@ -1,4 +1,5 @@
-"""Loading is a bijection: whatever is missing, left over, misshapen or damaged is an error that names it."""
+"""Loading is a bijection: whatever is missing, left over, misshapen or damaged is an error that
+names it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def test_a_missing_tensor_is_named(single: Path) -> None:
 
 
 def test_a_tensor_left_over_is_named(single: Path) -> None:
-    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}))
+    edit_weights(
+        single / SINGLE,
+        lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}),
+    )
     refuses(single, r"has tensors the model doesn't use: model\.layers\.2\.mlp\.up_proj\.weight")
 
 
@@ -58,7 +62,10 @@ def test_a_bias_the_config_does_not_ask_for_is_left_over(single: Path) -> None:
 
 
 def test_many_names_are_cut_short(single: Path) -> None:
-    edit_weights(single / SINGLE, lambda tensors: [tensors.pop(name) for name in list(tensors) if "proj" in name])
+    edit_weights(
+        single / SINGLE,
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if "proj" in name],
+    )
     refuses(single, "and 9 more")
 
 
@@ -74,7 +81,9 @@ def test_experts_in_one_tensor_are_not_there_again_one_by_one(tmp_path: Path) ->
     name = "model.layers.1.mlp.experts.0.down_proj.weight"
     edit_weights(tmp_path / SINGLE, lambda tensors: tensors.update({name: torch.ones(48, 20)}))
     refuses(tmp_path, f"doesn't use: {name}")
-    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.pop("model.layers.1.mlp.experts.down_proj"))
+    edit_weights(
+        tmp_path / SINGLE, lambda tensors: tensors.pop("model.layers.1.mlp.experts.down_proj")
+    )
     refuses(tmp_path, r"lacks model\.layers\.1\.mlp\.experts\.1\.down_proj\.weight")
 
 
@@ -86,12 +95,17 @@ def test_a_layer_without_experts_has_no_router(tmp_path: Path) -> None:
 
 
 def test_a_misshapen_tensor_is_named(single: Path) -> None:
-    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)}))
+    edit_weights(
+        single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)})
+    )
     refuses(single, r"model\.norm\.weight has the shape \(47,\); config\.json asks for \(48,\)")
 
 
 def test_a_quantized_tensor_is_named(single: Path) -> None:
-    edit_weights(single / SINGLE, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48).to(torch.int8)}))
+    edit_weights(
+        single / SINGLE,
+        lambda tensors: tensors.update({"model.norm.weight": torch.ones(48).to(torch.int8)}),
+    )
     refuses(single, r"model\.norm\.weight is stored as I8; nva reads F64, F32, F16 and BF16")
 
 
@@ -127,7 +141,9 @@ def test_a_shard_that_disagrees_with_the_index_is_named(folder: Path) -> None:
     refuses(folder, r"disagree on model\.norm\.weight; download both again")
 
 
-@pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}])
+@pytest.mark.parametrize(
+    "content", [{}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}]
+)
 def test_an_index_without_a_map_is_refused(folder: Path, content: dict[str, Any]) -> None:
     edit_json(folder / INDEX, lambda _: content)
     refuses(folder, "has no weight_map from tensors to files")
@@ -135,9 +151,14 @@ def test_an_index_without_a_map_is_refused(folder: Path, content: dict[str, Any]
 
 def test_an_index_must_not_lead_out_of_the_folder(folder: Path) -> None:
     edit_json(
-        folder / INDEX, lambda index: {"weight_map": dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")}
+        folder / INDEX,
+        lambda index: {
+            "weight_map": dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
+        },
     )
-    refuses(folder, r"names the file '\.\./elsewhere\.safetensors'; files must lie in the folder itself")
+    refuses(
+        folder, r"names the file '\.\./elsewhere\.safetensors'; files must lie in the folder itself"
+    )
 
 
 def test_files_that_the_index_does_not_name_are_not_looked_at(folder: Path) -> None:
@@ -150,7 +171,9 @@ def test_files_that_the_index_does_not_name_are_not_looked_at(folder: Path) -> N
 
 def test_pickles_are_never_loaded(single: Path) -> None:
     (single / SINGLE).rename(single / "pytorch_model.bin")
-    refuses(single, r"weights in pytorch_model\.bin.* never loaded; convert it to model\.safetensors")
+    refuses(
+        single, r"weights in pytorch_model\.bin.* never loaded; convert it to model\.safetensors"
+    )
 
 
 def test_a_folder_without_weights_is_refused(single: Path) -> None:
@@ -180,11 +203,17 @@ def test_rope_buffers_of_old_checkpoints_are_harmless_in_their_shape_only(single
 def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> None:
     build(CASES["qwen2"], tmp_path)
     embed = "model.embed_tokens.weight"
-    edit_weights(tmp_path / SINGLE, lambda tensors: tensors.update({"lm_head.weight": tensors[embed].clone()}))
+    edit_weights(
+        tmp_path / SINGLE,
+        lambda tensors: tensors.update({"lm_head.weight": tensors[embed].clone()}),
+    )
     _, params = load_checkpoint(tmp_path)
     assert params["head"] is params["embed"]
     edit_weights(tmp_path / SINGLE, lambda tensors: tensors["lm_head.weight"].add_(1))
-    refuses(tmp_path, r"lm_head\.weight differs from model\.embed_tokens\.weight, but .* sets tie_word_embeddings")
+    refuses(
+        tmp_path,
+        r"lm_head\.weight differs from model\.embed_tokens\.weight, but .* sets tie_word_embeddings",
+    )
 
 
 def test_dtypes(single: Path) -> None:
@@ -194,12 +223,18 @@ def test_dtypes(single: Path) -> None:
     assert torch.equal(narrow["layers"][1]["qkv"], params["layers"][1]["qkv"].bfloat16())
     _, half = load_checkpoint(single, torch.float16)
     assert half["embed"].dtype == torch.float16
-    refuses(single, "dtype is int8; choose one of float32, bfloat16, float16, or auto", dtype="int8")
-    edit_json(single / "config.json", lambda config: {k: v for k, v in config.items() if k != "dtype"})
+    refuses(
+        single, "dtype is int8; choose one of float32, bfloat16, float16, or auto", dtype="int8"
+    )
+    edit_json(
+        single / "config.json", lambda config: {k: v for k, v in config.items() if k != "dtype"}
+    )
     refuses(single, "dtype is missing in config.json; choose one of")
 
 
-def test_linear_weights_are_packed_once_each_and_nothing_else(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_weights_are_packed_once_each_and_nothing_else(
+    single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed: list[torch.Tensor] = []
 
     def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -209,12 +244,20 @@ def test_linear_weights_are_packed_once_each_and_nothing_else(single: Path, monk
     monkeypatch.setattr(reference, "pack_linear", pack)
     checkpoint, params = load_checkpoint(single)
     assert len(packed) == 4 * checkpoint.spec.n_layers + 1
-    expected = [value for layer in params["layers"] for name, value in layer.items() if name in LINEARS]
-    assert {id(tensor) for tensor in packed} == {id(tensor) for tensor in [*expected, params["head"]]}
+    expected = [
+        value for layer in params["layers"] for name, value in layer.items() if name in LINEARS
+    ]
+    assert {id(tensor) for tensor in packed} == {
+        id(tensor) for tensor in [*expected, params["head"]]
+    }
 
 
-def test_norms_are_packed_once_each_and_told_their_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "pack_norm", lambda weight, unit_offset: weight.float() + unit_offset)
+def test_norms_are_packed_once_each_and_told_their_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        reference, "pack_norm", lambda weight, unit_offset: weight.float() + unit_offset
+    )
     for name, offset in (("qwen3", 0), ("gemma3", 1)):
         build(CASES[name], tmp_path / name)
         _, packed = load_checkpoint(tmp_path / name)
@@ -223,11 +266,15 @@ def test_norms_are_packed_once_each_and_told_their_offset(tmp_path: Path, monkey
             _, plain = load_checkpoint(tmp_path / name)
         for one, other in zip([packed, *packed["layers"]], [plain, *plain["layers"]], strict=True):
             for key in (key for key in one if key != "layers"):
-                torch.testing.assert_close(one[key], other[key] + offset * key.endswith("norm"), check_dtype=False)
+                torch.testing.assert_close(
+                    one[key], other[key] + offset * key.endswith("norm"), check_dtype=False
+                )
 
 
 def test_end_of_sequence_ids_are_the_union_of_both_configs(single: Path) -> None:
-    (single / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "temperature": 0.6}))
+    (single / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [7, 9], "temperature": 0.6})
+    )
     edit_json(single / "config.json", lambda config: {**config, "eos_token_id": 2})
     checkpoint = open_checkpoint(single)
     assert checkpoint.eos_ids == {2, 7, 9}
@@ -237,7 +284,9 @@ def test_end_of_sequence_ids_are_the_union_of_both_configs(single: Path) -> None
     assert open_checkpoint(single).eos_ids == frozenset()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-linear", "qwen3_moe-layers", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3-linear", "qwen3_moe-layers", "qwen2_moe"]
+)
 def test_random_params_have_the_form_of_loaded_ones(name: str, tmp_path: Path) -> None:
     build(CASES[name], tmp_path)
     checkpoint, loaded = load_checkpoint(tmp_path)

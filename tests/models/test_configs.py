@@ -1,4 +1,5 @@
-"""Every setting of a config.json is read, known as harmless, or refused: real configs, transformers', and odd ones."""
+"""Every setting of a config.json is read, known as harmless, or refused: real configs,
+transformers', and odd ones."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import transformers
 from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
 
 from nva.models import FAMILIES, ModelSpec
-from nva.models.config import Config
+from nva.models.hf_config import Config
 from nva.models.registry import read_model
 from tests import checkpoints
 
@@ -156,8 +157,17 @@ QWEN_3_VL = {
     "model_type": "qwen3_vl",
     "text_config": {
         name: value
-        for name, value in (QWEN_3 | {"model_type": "qwen3_vl_text", "rope_scaling": AXES, "dtype": "bfloat16"}).items()
-        if name not in ("architectures", "torch_dtype", "max_window_layers", "use_sliding_window", "use_mrope")
+        for name, value in (
+            QWEN_3 | {"model_type": "qwen3_vl_text", "rope_scaling": AXES, "dtype": "bfloat16"}
+        ).items()
+        if name
+        not in (
+            "architectures",
+            "torch_dtype",
+            "max_window_layers",
+            "use_sliding_window",
+            "use_mrope",
+        )
     },
     "tie_word_embeddings": True,
     "transformers_version": "4.57.0.dev0",
@@ -231,13 +241,18 @@ def spec(config: dict[str, Any], **settings: Any) -> ModelSpec:
 
 
 def refuses(name: str, config: dict[str, Any], **settings: Any) -> None:
-    with pytest.raises(ValueError, match=f"sets {name}, which nva doesn't implement for .*; .* remove it there"):
+    with pytest.raises(
+        ValueError, match=f"sets {name}, which nva doesn't implement for .*; .* remove it there"
+    ):
         read_model({**config, **settings})
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_real_configs_are_read(name: str) -> None:
-    assert spec(ACCEPTED[name]).n_layers == ACCEPTED[name].get("text_config", ACCEPTED[name])["num_hidden_layers"]
+    assert (
+        spec(ACCEPTED[name]).n_layers
+        == ACCEPTED[name].get("text_config", ACCEPTED[name])["num_hidden_layers"]
+    )
 
 
 def test_every_family_has_a_real_config() -> None:
@@ -246,12 +261,16 @@ def test_every_family_has_a_real_config() -> None:
 
 def test_llama_2_does_not_name_its_rope() -> None:
     assert spec(LLAMA).ropes[0].theta == 10000.0
-    assert spec(LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 7.0}).ropes[0].theta == 7.0
+    assert (
+        spec(LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 7.0}).ropes[0].theta
+        == 7.0
+    )
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_what_transformers_writes_is_read(architecture: str) -> None:
-    """Its config class with defaults, and an old config that it has rewritten, whole or as the difference from them."""
+    """Its config class with defaults, and an old config that it has rewritten, whole or as the
+    difference from them."""
     config_class = getattr(transformers, CLASSES[architecture])
     old = next(config for config in ACCEPTED.values() if config["architectures"] == [architecture])
     plain, rewritten = config_class(architectures=[architecture]), config_class(**old)
@@ -285,7 +304,9 @@ def test_what_transformers_writes_of_qwen3_vl_is_read(config_class: Any) -> None
 )
 def test_what_is_on_and_not_read_is_refused(name: str, setting: str, value: Any) -> None:
     refuses(setting, ACCEPTED[name], **{setting: value})
-    assert all(spec(ACCEPTED[name], **{setting: off}) == spec(ACCEPTED[name]) for off in (None, False))
+    assert all(
+        spec(ACCEPTED[name], **{setting: off}) == spec(ACCEPTED[name]) for off in (None, False)
+    )
 
 
 def test_settings_inside_the_parts_of_a_config_are_watched_too() -> None:
@@ -298,7 +319,9 @@ def test_what_only_other_families_read_is_refused() -> None:
     refuses("num_experts", LLAMA, num_experts=8)
     refuses("scale_emb", LLAMA, scale_emb=12)
     refuses("query_pre_attn_scalar", QWEN_3, query_pre_attn_scalar=256)
-    refuses("shared_expert_intermediate_size", ACCEPTED["Qwen 3 MoE"], shared_expert_intermediate_size=8)
+    refuses(
+        "shared_expert_intermediate_size", ACCEPTED["Qwen 3 MoE"], shared_expert_intermediate_size=8
+    )
 
 
 def test_quantized_real_configs_are_refused() -> None:

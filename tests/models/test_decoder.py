@@ -23,7 +23,9 @@ def test_the_embedding_scale_is_rounded_as_gemmas(tmp_path: Path) -> None:
     torch.nn.init.normal_(theirs.weight)
     with torch.no_grad():
         inputs = SimpleNamespace(token_ids=torch.arange(97), features=None)
-        assert torch.equal(decoder._embedding(spec, theirs.weight, inputs), theirs(torch.arange(97)))
+        assert torch.equal(
+            decoder._embedding(spec, theirs.weight, inputs), theirs(torch.arange(97))
+        )
 
 
 @pytest.mark.parametrize("name", ["qwen2-yarn", "qwen3-window", "gemma3", "qwen2_moe-fused"])
@@ -35,6 +37,8 @@ def test_decoder_traces_without_a_break(name: str, tmp_path: Path) -> None:
         return torch.compile(compute, fullgraph=True, dynamic=False, backend="eager")
 
     torch.compiler.reset()
-    traced = attrs.evolve(subject(CASES[name], tmp_path), kernels=mutated(reference, compiled=compiled))
+    traced = attrs.evolve(
+        subject(CASES[name], tmp_path), kernels=mutated(reference, compiled=compiled)
+    )
     assert deviation(traced, MAX_MODEL_LEN) < TOLERANCE
     assert len(traces) == 1

@@ -30,14 +30,23 @@ def refuses(message: str, family: str = "Llama", without: str = "", **config: An
 
 
 def test_an_unknown_architecture_lists_those_known() -> None:
-    refuses(r"\['OtherForCausalLM'\]; known are .*LlamaForCausalLM, .*@nva\.models\.register", "Other")
-    refuses(r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"})
+    refuses(
+        r"\['OtherForCausalLM'\]; known are .*LlamaForCausalLM, .*@nva\.models\.register", "Other"
+    )
+    refuses(
+        r"\(its own code, named in auto_map, is never run\)", "Other", auto_map={"AutoModel": "x.y"}
+    )
 
 
-@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4"])
+@pytest.mark.parametrize(
+    "method", ["fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4"]
+)
 def test_quantized_weights_are_refused_by_name(method: str) -> None:
     settings = {"quant_method": method, "bits": 4}
-    refuses(rf"quantized \(quantization_config: {method}\), .* take an unquantized one", quantization_config=settings)
+    refuses(
+        rf"quantized \(quantization_config: {method}\), .* take an unquantized one",
+        quantization_config=settings,
+    )
 
 
 def test_quantized_weights_without_a_name_are_refused() -> None:
@@ -48,7 +57,10 @@ def test_quantized_weights_without_a_name_are_refused() -> None:
 def test_an_unknown_activation_is_refused() -> None:
     assert spec(hidden_act="swish") == spec(hidden_act="silu")
     assert spec(hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
-    refuses("activation 'gelu' is not known; known are silu, swish, gelu_pytorch_tanh", hidden_act="gelu")
+    refuses(
+        "activation 'gelu' is not known; known are silu, swish, gelu_pytorch_tanh",
+        hidden_act="gelu",
+    )
     refuses("experts have silu gates", "Qwen3Moe", hidden_act="gelu_pytorch_tanh", **MOE)
 
 
@@ -58,7 +70,11 @@ def test_settings_that_change_attention_and_are_not_implemented_are_refused() ->
     refuses("sets query_pre_attn_scalar", query_pre_attn_scalar=256)
     refuses("sets use_bidirectional_attention", "Gemma3", use_bidirectional_attention=True, **GEMMA)
     refuses("sets final_logit_softcapping", "Gemma3", final_logit_softcapping=30.0, **GEMMA)
-    refuses("sets dual_chunk_attention_config", "Qwen2", dual_chunk_attention_config={"chunk_size": 262144})
+    refuses(
+        "sets dual_chunk_attention_config",
+        "Qwen2",
+        dual_chunk_attention_config={"chunk_size": 262144},
+    )
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers", "rms_norm_eps"])
@@ -77,7 +93,9 @@ def test_sizes_that_make_no_model_are_refused() -> None:
 
 def test_defaults_are_the_families() -> None:
     llama = spec()
-    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.tied_head, llama.qk_norm) == (False,) * 5
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.tied_head, llama.qk_norm) == (
+        False,
+    ) * 5
     assert spec(head_dim=None).head_dim == 48 // 6
     assert spec(num_key_value_heads=None).n_kv_heads == 6
     biased = spec(attention_bias=True)
@@ -96,15 +114,26 @@ def test_windows_of_qwen(family: str) -> None:
     assert spec(family, **given, use_sliding_window=True).windows == (None, 7)
     kinds = ["sliding_attention", "full_attention"]
     assert spec(family, **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
-    refuses("has sliding_attention layers, but config.json sets no sliding window", family, **given, layer_types=kinds)
-    refuses("attention kinds linear_attention are not known", family, layer_types=["linear_attention"] * 2)
+    refuses(
+        "has sliding_attention layers, but config.json sets no sliding window",
+        family,
+        **given,
+        layer_types=kinds,
+    )
+    refuses(
+        "attention kinds linear_attention are not known",
+        family,
+        layer_types=["linear_attention"] * 2,
+    )
     refuses("has 1 layer_types for 2 layers", family, layer_types=["full_attention"])
 
 
 def test_windows_of_llama_and_mistral() -> None:
     assert spec("Mistral", sliding_window=5).windows == (5, 5)
     assert spec("Mistral").windows == (None, None)
-    refuses("no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window")
+    refuses(
+        "no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window"
+    )
     refuses("LlamaForCausalLM has no sliding window, but config.json sets one", sliding_window=5)
     refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
 
@@ -117,7 +146,9 @@ def test_layers_and_scales_of_gemma() -> None:
     assert (gemma.attn_scale, gemma.embed_scale) == (16**-0.5, 48**0.5)
     halves = spec("Gemma3", num_hidden_layers=4, **GEMMA, sliding_window_pattern=2)
     assert halves.windows == (5, None, 5, None)
-    scaled = spec("Gemma3", num_hidden_layers=6, rope_scaling={"rope_type": "linear", "factor": 8.0}, **GEMMA)
+    scaled = spec(
+        "Gemma3", num_hidden_layers=6, rope_scaling={"rope_type": "linear", "factor": 8.0}, **GEMMA
+    )
     assert [rope.kind for rope in scaled.ropes] == ["default", "linear"]
     for name in ("query_pre_attn_scalar", "sliding_window", "head_dim", "rope_local_base_freq"):
         refuses(f"no '{name}', which Gemma3ForCausalLM needs", "Gemma3", without=name, **GEMMA)
@@ -135,18 +166,30 @@ SHARED = {**MOE, "shared_expert_intermediate_size": 12}
 def test_experts_of_qwen() -> None:
     qwen3 = spec("Qwen3Moe", **MOE)
     assert (qwen3.qk_norm, qwen3.qkv_bias) == (True, False)
-    assert qwen3.experts[0] == ExpertSpec(n_experts=4, n_active=2, intermediate_size=8, normalize=True)
+    assert qwen3.experts[0] == ExpertSpec(
+        n_experts=4, n_active=2, intermediate_size=8, normalize=True
+    )
     qwen2 = spec("Qwen2Moe", **SHARED)
     assert (qwen2.qk_norm, qwen2.qkv_bias, qwen2.experts[0].shared_size) == (False, True, 12)
     where = [
-        [bool(experts) for experts in spec("Qwen3Moe", **MOE, num_hidden_layers=4, **config).experts]
+        [
+            bool(experts)
+            for experts in spec("Qwen3Moe", **MOE, num_hidden_layers=4, **config).experts
+        ]
         for config in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]})
     ]
     assert where == [[True] * 4, [False, True, False, True], [False, True, True, False]]
-    refuses("no 'norm_topk_prob', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "norm_topk_prob", **MOE)
+    refuses(
+        "no 'norm_topk_prob', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "norm_topk_prob", **MOE
+    )
     refuses("no 'num_experts', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "num_experts", **MOE)
     refuses("5 experts a token, but there are 4", "Qwen3Moe", **{**MOE, "num_experts_per_tok": 5})
-    refuses("decoder_sparse_step = 0; it must be a whole number", "Qwen3Moe", **MOE, decoder_sparse_step=0)
+    refuses(
+        "decoder_sparse_step = 0; it must be a whole number",
+        "Qwen3Moe",
+        **MOE,
+        decoder_sparse_step=0,
+    )
 
 
 def test_windows_of_qwen_with_experts() -> None:
@@ -155,8 +198,16 @@ def test_windows_of_qwen_with_experts() -> None:
     assert spec("Qwen3Moe", **without).windows == spec("Qwen2Moe", **given).windows == (None, None)
     assert spec("Qwen3Moe", **without, use_sliding_window=True).windows == (7, 7)
     kinds = ["sliding_attention", "full_attention"]
-    assert spec("Qwen2Moe", **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
-    refuses("no 'layer_types', which Qwen2MoeForCausalLM needs", "Qwen2Moe", **given, use_sliding_window=True)
+    assert spec("Qwen2Moe", **given, use_sliding_window=True, layer_types=kinds).windows == (
+        7,
+        None,
+    )
+    refuses(
+        "no 'layer_types', which Qwen2MoeForCausalLM needs",
+        "Qwen2Moe",
+        **given,
+        use_sliding_window=True,
+    )
 
 
 def test_ropes_are_read_in_every_spelling() -> None:
@@ -166,7 +217,10 @@ def test_ropes_are_read_in_every_spelling() -> None:
     new = {**YARN, "rope_theta": 1e4, "rope_type": "yarn"}
     assert spec(rope_theta=None, rope_parameters=new) == flat
     window = {"sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True}
-    nested = {"full_attention": new, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+    nested = {
+        "full_attention": new,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
     ropes = spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).ropes
     assert [(rope.kind, rope.theta) for rope in ropes] == [("yarn", 1e4), ("default", 100.0)]
     assert spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).rope_ids == (0, 1)
@@ -174,33 +228,53 @@ def test_ropes_are_read_in_every_spelling() -> None:
 
 
 def test_ropes_that_are_not_understood_are_refused() -> None:
-    refuses("rope type 'su' is not known; known are default, linear", rope_scaling={"type": "su", "factor": 2.0})
-    refuses("rope type 'default' needs rope_theta, which config.json doesn't give", "Qwen3", without="rope_theta")
+    refuses(
+        "rope type 'su' is not known; known are default, linear",
+        rope_scaling={"type": "su", "factor": 2.0},
+    )
+    refuses(
+        "rope type 'default' needs rope_theta, which config.json doesn't give",
+        "Qwen3",
+        without="rope_theta",
+    )
     refuses("rope type 'linear' needs factor", rope_scaling={"type": "linear"})
     refuses(
-        "rope type 'linear' has no setting beta_fast", rope_scaling={"type": "linear", "factor": 2.0, "beta_fast": 1}
+        "rope type 'linear' has no setting beta_fast",
+        rope_scaling={"type": "linear", "factor": 2.0, "beta_fast": 1},
     )
     refuses("factor is -1.0; give a finite number", rope_scaling={"type": "linear", "factor": -1.0})
     factors = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 3}
-    refuses(r"have \(4, 3\) numbers; a rope of 8 takes 4", rope_scaling={"type": "longrope", **factors})
+    refuses(
+        r"have \(4, 3\) numbers; a rope of 8 takes 4", rope_scaling={"type": "longrope", **factors}
+    )
 
 
 def test_ropes_that_turn_part_of_a_head() -> None:
     assert spec(partial_rotary_factor=0.5).ropes[0].dim == 4
-    assert spec(rope_theta=None, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25}).ropes[0].dim == 2
+    assert (
+        spec(rope_theta=None, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25})
+        .ropes[0]
+        .dim
+        == 2
+    )
 
 
 def test_how_far_ropes_reach() -> None:
     assert spec().reach == spec().max_position == 24
     assert spec(rope_scaling=YARN).reach == 48
     assert spec(rope_scaling={"type": "dynamic", "factor": 3.0}).reach == 72
-    assert spec(rope_scaling={"type": "linear", "factor": 3.0}).reach == 24  # configs state the stretched length
+    assert (
+        spec(rope_scaling={"type": "linear", "factor": 3.0}).reach == 24
+    )  # configs state the stretched length
 
 
 def test_what_is_claimed_of_a_family_is_tested() -> None:
     assert VERIFIED.keys() == FAMILIES.keys()
     compared = {model.__name__ for _, model in checkpoints.FAMILIES.values()}
-    compared |= {"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"}  # in test_qwen3_vl.py
+    compared |= {
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+    }  # in test_qwen3_vl.py
     assert {name for name, claims in VERIFIED.items() if LOGITS in claims} == compared
     assert {case.family for case in checkpoints.CASES.values()} == set(checkpoints.FAMILIES)
     emulated = {architecture for architecture, _ in CONFIGS.values()}

@@ -1,4 +1,5 @@
-"""MiniCPM against its published architecture (Hu et al. 2024; MiniCPM4 adds LongRoPE), stated here in plain torch.
+"""MiniCPM against its published architecture (Hu et al. 2024; MiniCPM4 adds LongRoPE), stated here
+in plain torch.
 
 transformers has no MiniCPM, and the checkpoints' own code is never run.
 """
@@ -59,13 +60,23 @@ def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
 
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head_dim = hidden // config["num_attention_heads"]
-    rows = {"q": hidden, "k": config["num_key_value_heads"] * head_dim, "v": config["num_key_value_heads"] * head_dim}
-    weights = {"model.embed_tokens.weight": normal(vocab, hidden), "model.norm.weight": normal(hidden, mean=1)}
+    rows = {
+        "q": hidden,
+        "k": config["num_key_value_heads"] * head_dim,
+        "v": config["num_key_value_heads"] * head_dim,
+    }
+    weights = {
+        "model.embed_tokens.weight": normal(vocab, hidden),
+        "model.norm.weight": normal(hidden, mean=1),
+    }
     if not config.get("tie_word_embeddings", True):
         weights["lm_head.weight"] = normal(vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        weights |= {f"{at}{name}_layernorm.weight": normal(hidden, mean=1) for name in ("input", "post_attention")}
+        weights |= {
+            f"{at}{name}_layernorm.weight": normal(hidden, mean=1)
+            for name in ("input", "post_attention")
+        }
         for name, n in {**rows, "o": hidden}.items():
             weights[f"{at}self_attn.{name}_proj.weight"] = normal(n, hidden)
             if config.get("attention_bias"):
@@ -75,7 +86,9 @@ def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
     return weights
 
 
-def minicpm(config: dict[str, Any], weights: dict[str, Tensor], token_ids: Tensor, max_len: int) -> Tensor:
+def minicpm(
+    config: dict[str, Any], weights: dict[str, Tensor], token_ids: Tensor, max_len: int
+) -> Tensor:
     """Logits [T, V] of a whole prompt, the architecture line by line."""
     n_layers, n_heads, n_kv_heads = (
         config[name] for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -84,7 +97,11 @@ def minicpm(config: dict[str, Any], weights: dict[str, Tensor], token_ids: Tenso
     x = weights["model.embed_tokens.weight"][token_ids] * config["scale_emb"]
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt() * weights[f"{name}.weight"]
+        return (
+            x
+            / (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt()
+            * weights[f"{name}.weight"]
+        )
 
     def linear(x: Tensor, name: str) -> Tensor:
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
@@ -111,14 +128,17 @@ def minicpm(config: dict[str, Any], weights: dict[str, Tensor], token_ids: Tenso
 
 
 def rope(config: dict[str, Any], x: Tensor, max_len: int) -> Tensor:
-    """x [N, T, D] turned by position. LongRoPE slows each pair down by a factor and stretches all for the length."""
+    """x [N, T, D] turned by position. LongRoPE slows each pair down by a factor and stretches all
+    for the length."""
     _, n_tokens, dim = x.shape
     frequencies = config["rope_theta"] ** (-torch.arange(0, dim, 2).double() / dim)
     stretch, scaling = 1.0, config.get("rope_scaling")
     if scaling:
         original = scaling["original_max_position_embeddings"]
         frequencies /= torch.tensor(LONG if max_len > original else SHORT).double()
-        stretch = math.sqrt(1 + math.log(config["max_position_embeddings"] / original) / math.log(original))
+        stretch = math.sqrt(
+            1 + math.log(config["max_position_embeddings"] / original) / math.log(original)
+        )
     angles = torch.arange(n_tokens).double()[:, None] * frequencies
     cos, sin = (stretch * turn.float().repeat(1, 2) for turn in (angles.cos(), angles.sin()))
     low, high = x.chunk(2, -1)
@@ -126,7 +146,8 @@ def rope(config: dict[str, Any], x: Tensor, max_len: int) -> Tensor:
 
 
 def written(folder: Path, **changed: Any) -> Subject:
-    """A checkpoint as the hub has them, loaded by us, beside the logits that the architecture gives."""
+    """A checkpoint as the hub has them, loaded by us, beside the logits that the architecture
+    gives."""
     config = {**CONFIG, **changed}
     weights = random_weights(config)
     (folder / "config.json").write_text(json.dumps(config))
@@ -153,7 +174,9 @@ def test_a_scale_left_out_is_caught(scale: str, tmp_path: Path) -> None:
 
 
 def test_what_a_config_may_leave_out(tmp_path: Path) -> None:
-    given = {name: value for name, value in CONFIG.items() if name not in ("rope_theta", "rms_norm_eps")}
+    given = {
+        name: value for name, value in CONFIG.items() if name not in ("rope_theta", "rms_norm_eps")
+    }
     (tmp_path / "config.json").write_text(json.dumps(given))
     spec = open_checkpoint(tmp_path).spec
     assert (spec.ropes[0].theta, spec.norm_eps, spec.tied_head) == (1e4, 1e-6, True)
@@ -162,7 +185,10 @@ def test_what_a_config_may_leave_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sparse_config": {"kernel_size": 32}}, "sets sparse_config.*remove it from config.json for dense attention"),
+        (
+            {"sparse_config": {"kernel_size": 32}},
+            "sets sparse_config.*remove it from config.json for dense attention",
+        ),
         ({"num_experts": 8}, "sets num_experts.*take a dense MiniCPM"),
         ({"dim_model_base": 0}, "dim_model_base = 0; it must be a whole number"),
     ],

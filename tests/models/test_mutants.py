@@ -1,4 +1,5 @@
-"""Seeded faults: each must make the parity check of test_parity.py fail, or that check proves nothing."""
+"""Seeded faults: each must make the parity check of test_parity.py fail, or that check proves
+nothing."""
 
 from __future__ import annotations
 
@@ -37,17 +38,26 @@ def assert_caught(faulty: Subject, chunks: tuple[int, ...] = CHUNKS) -> None:
 
 def test_softmax_scale_off_by_5_percent(build) -> None:
     sound = build("llama")
-    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, attn_scale=1.05 * sound.spec.attn_scale)))
+    assert_caught(
+        attrs.evolve(sound, spec=attrs.evolve(sound.spec, attn_scale=1.05 * sound.spec.attn_scale))
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "other"),
-    [("llama", "linear"), ("llama-linear", "default"), ("llama-llama3", "default"), ("llama-yarn", "linear")]
+    [
+        ("llama", "linear"),
+        ("llama-linear", "default"),
+        ("llama-llama3", "default"),
+        ("llama-yarn", "linear"),
+    ]
     + [("llama-dynamic", "default"), ("qwen2-longrope", "default"), ("qwen2-llama3", "yarn")],
 )
 def test_rope_kind_swapped(build, case: str, other: str) -> None:
     sound = build(case)
-    ropes = tuple(attrs.evolve(spec, kind=other, factor=max(2.0, spec.factor)) for spec in sound.spec.ropes)
+    ropes = tuple(
+        attrs.evolve(spec, kind=other, factor=max(2.0, spec.factor)) for spec in sound.spec.ropes
+    )
     assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, ropes=ropes)))
 
 
@@ -69,7 +79,9 @@ def test_window_off_by_one(build, case: str, error: int) -> None:
 
 def test_window_on_the_wrong_layers(build) -> None:
     sound = build("qwen3-layers")
-    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, windows=sound.spec.windows[::-1])))
+    assert_caught(
+        attrs.evolve(sound, spec=attrs.evolve(sound.spec, windows=sound.spec.windows[::-1]))
+    )
 
 
 def test_query_and_key_norm_left_out(build) -> None:
@@ -91,7 +103,10 @@ def test_weight_of_a_head_norm_left_out(build, norm: str) -> None:
 )
 def test_bias_left_out(build, case: str, bias: str) -> None:
     sound = build(case)
-    layers = [{name: value for name, value in layer.items() if name != bias} for layer in sound.params["layers"]]
+    layers = [
+        {name: value for name, value in layer.items() if name != bias}
+        for layer in sound.params["layers"]
+    ]
     assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
 
 
@@ -100,7 +115,9 @@ def test_mask_shifted_by_one_hides_the_query_itself(build, monkeypatch: pytest.M
 
     def shifted(n_padding: Tensor, n_queries: int, n_columns: int, window: int | None) -> Tensor:
         mask = visible(n_padding, n_queries, n_columns, window)
-        is_alone = mask.sum(-1, keepdim=True) == 1  # the first token keeps itself: a softmax over nothing is NaN
+        is_alone = (
+            mask.sum(-1, keepdim=True) == 1
+        )  # the first token keeps itself: a softmax over nothing is NaN
         return mask & (~diagonal(n_queries, n_columns, 0) | is_alone)
 
     monkeypatch.setattr(reference, "_visible", shifted)
@@ -198,7 +215,12 @@ def test_tokens_put_back_in_another_order(build) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"unit_offset": False}, {"embed_scale": 1.0}, {"activation": "silu"}, {"attn_scale": 10**-0.5}],
+    [
+        {"unit_offset": False},
+        {"embed_scale": 1.0},
+        {"activation": "silu"},
+        {"attn_scale": 10**-0.5},
+    ],
     ids=lambda changed: next(iter(changed)),
 )
 def test_gemma_switch_left_out(build, changed: dict[str, Any]) -> None:
@@ -209,10 +231,15 @@ def test_gemma_switch_left_out(build, changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize("norm", ["attention_out_norm", "mlp_out_norm"])
 def test_norm_of_what_is_added_left_out(build, norm: str) -> None:
     sound = build("gemma3")
-    layers = [{name: value for name, value in layer.items() if name != norm} for layer in sound.params["layers"]]
+    layers = [
+        {name: value for name, value in layer.items() if name != norm}
+        for layer in sound.params["layers"]
+    ]
     assert_caught(attrs.evolve(sound, params={**sound.params, "layers": layers}))
 
 
 def test_ropes_of_gemma_swapped(build) -> None:
     sound = build("gemma3-layers")
-    assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, rope_ids=sound.spec.rope_ids[::-1])))
+    assert_caught(
+        attrs.evolve(sound, spec=attrs.evolve(sound.spec, rope_ids=sound.spec.rope_ids[::-1]))
+    )

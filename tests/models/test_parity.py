@@ -18,15 +18,28 @@ from nva.kernels.cpu import operators
 from nva.models import load_checkpoint
 from nva.state.plan import Batch
 from tests.checkpoints import CASES, LLAMA3, MAX_MODEL_LEN, build
-from tests.models.parity import LIMITS, TOLERANCE, Subject, batches, deviation, make_batch, poisoned_kv, subject
+from tests.models.parity import (
+    LIMITS,
+    TOLERANCE,
+    Subject,
+    batches,
+    deviation,
+    make_batch,
+    poisoned_kv,
+    subject,
+)
 
 
 def case_id(pair: Any) -> str:
     return f"{pair[0]}-{pair[1].__name__.rpartition('.')[2]}"
 
 
-@pytest.fixture(scope="module", params=itertools.product(CASES, (reference, operators)), ids=case_id)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+@pytest.fixture(
+    scope="module", params=itertools.product(CASES, (reference, operators)), ids=case_id
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
     name, kernels = request.param
     yield subject(CASES[name], tmp_path_factory.mktemp(name), kernels)
 
@@ -47,10 +60,18 @@ def test_every_chunk_size(case: Subject) -> None:
 
 
 def test_llama_3_at_positions_beyond_100_000(tmp_path: Path) -> None:
-    """The rows of a hand-made batch stand where no quick test can prefill to; their caches hold nothing before."""
+    """The rows of a hand-made batch stand where no quick test can prefill to; their caches hold
+    nothing before."""
     far = 130_000
-    stretched = {**LLAMA3, "factor": 8.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5}
-    case = attrs.evolve(CASES["llama-llama3"], rope=stretched, config={"max_position_embeddings": 131_072})
+    stretched = {
+        **LLAMA3,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 5e5,
+    }
+    case = attrs.evolve(
+        CASES["llama-llama3"], rope=stretched, config={"max_position_embeddings": 131_072}
+    )
     model = build(case, tmp_path)
     checkpoint, params = load_checkpoint(tmp_path)
     rows = [np.random.default_rng(0).integers(0, 97, 30)]
@@ -60,7 +81,13 @@ def test_llama_3_at_positions_beyond_100_000(tmp_path: Path) -> None:
     forward = make_forward(checkpoint.spec, attrs.evolve(LIMITS, max_model_len=131_072), reference)
     kv, found = poisoned_kv(checkpoint.spec), []
     for batch, _ in batches(rows, chunk=7):
-        arrays = {name: getattr(batch, name) for name in attrs.fields_dict(Batch) if name not in ("buffer", "images")}
-        logits, kv = forward(params, kv, make_batch(**{**arrays, "positions": batch.positions + far}))
+        arrays = {
+            name: getattr(batch, name)
+            for name in attrs.fields_dict(Batch)
+            if name not in ("buffer", "images")
+        }
+        logits, kv = forward(
+            params, kv, make_batch(**{**arrays, "positions": batch.positions + far})
+        )
         found.append(logits[: batch.n_logits])
     assert (torch.cat(found) - expected).abs().max() < TOLERANCE * expected.std()

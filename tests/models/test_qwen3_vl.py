@@ -1,4 +1,5 @@
-"""Qwen3-VL against transformers: one to three images of different sizes beside text, in any chunks."""
+"""Qwen3-VL against transformers: one to three images of different sizes beside text, in any
+chunks."""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ VISION: dict[str, Any] = {
     "num_position_embeddings": 25,
     "deepstack_visual_indexes": [0, 2],
 }
-TOKENS = {"image_token_id": IMAGE, "video_token_id": 91, "vision_start_token_id": START, "vision_end_token_id": END}
+TOKENS = {
+    "image_token_id": IMAGE,
+    "video_token_id": 91,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
 ROWS = [  # numbers are text tokens, pairs the rows and columns of an image
     [3, (2, 3), 2],
     [2, (1, 4), 1, (3, 2), (2, 3), 3],
@@ -64,18 +70,27 @@ ROWS = [  # numbers are text tokens, pairs the rows and columns of an image
 ]
 
 
-MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
+MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "mlp_only_layers": [1],
+}
 
 
 def build(folder: Path, has_experts: bool = False, **text: Any) -> PreTrainedModel:
     """A random checkpoint in the folder, with some settings of its text model replaced."""
     text = {**TEXT, **text}
     if has_experts:
-        config = Qwen3VLMoeConfig(text_config={**text, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS)
+        config = Qwen3VLMoeConfig(
+            text_config={**text, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS
+        )
     else:
         config = Qwen3VLConfig(text_config=text, vision_config=VISION, **TOKENS)
     config._attn_implementation = "eager"
-    model = (Qwen3VLMoeForConditionalGeneration if has_experts else Qwen3VLForConditionalGeneration)(config).eval()
+    model = (
+        Qwen3VLMoeForConditionalGeneration if has_experts else Qwen3VLForConditionalGeneration
+    )(config).eval()
     randomize(model, seed=0)
     model.save_pretrained(folder)
     return model
@@ -133,7 +148,12 @@ def subject_in(folder: Path, has_experts: bool = False) -> Subject:
     limits = attrs.evolve(LIMITS, position_axes=3)
     expected = [expected_logits(model, *pair) for pair in zip(rows, seen, strict=True)]
     return Subject(
-        spec=checkpoint.spec, params=params, limits=limits, rows=list(rows), expected=expected, media=list(seen)
+        spec=checkpoint.spec,
+        params=params,
+        limits=limits,
+        rows=list(rows),
+        expected=expected,
+        media=list(seen),
     )
 
 
@@ -153,7 +173,10 @@ def test_experts_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
     build(tmp_path, has_experts=True)
     _, expected = load_checkpoint(tmp_path)
     tensors = load_file(tmp_path / SINGLE)
-    turned = {name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()}
+    turned = {
+        name: tensor.mT.contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
     assert turned["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape == (6, 48, 40)
     save_file(turned, tmp_path / SINGLE, metadata={"format": "pt"})
     _, found = load_checkpoint(tmp_path)
@@ -172,7 +195,12 @@ def assert_caught(faulty: Subject) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"deepstack_layers": (2, 0)}, {"deepstack_layers": (0,)}, {"rope_theta": 100.0}, {"n_heads": 2}],
+    [
+        {"deepstack_layers": (2, 0)},
+        {"deepstack_layers": (0,)},
+        {"rope_theta": 100.0},
+        {"n_heads": 2},
+    ],
     ids=lambda changed: str(changed),
 )
 def test_a_fault_of_the_tower_is_caught(subject: Subject, changed: dict[str, Any]) -> None:
@@ -197,27 +225,42 @@ def test_images_in_another_order_are_caught(subject: Subject) -> None:
     """The second and third image of a row are of equal size."""
     seen = list(subject.media or [])
     first, second, third = seen[1].placed
-    swapped = (first, attrs.evolve(second, image=third.image), attrs.evolve(third, image=second.image))
+    swapped = (
+        first,
+        attrs.evolve(second, image=third.image),
+        attrs.evolve(third, image=second.image),
+    )
     seen[1] = attrs.evolve(seen[1], placed=swapped)
     assert_caught(attrs.evolve(subject, media=seen))
 
 
 def test_positions_are_transformers(subject: Subject) -> None:
-    model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=TEXT, vision_config=VISION, **TOKENS))
+    model = Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config=TEXT, vision_config=VISION, **TOKENS)
+    )
     for row, seen in zip(subject.rows, subject.media or [], strict=True):
         if seen is not None:
             ids = torch.from_numpy(row)[None]
-            grids = torch.tensor([[1, 2 * each.image.n_rows, 2 * each.image.n_columns] for each in seen.placed])
+            grids = torch.tensor(
+                [[1, 2 * each.image.n_rows, 2 * each.image.n_columns] for each in seen.placed]
+            )
             positions, offset = model.model.get_rope_index(ids, (ids == IMAGE).int(), grids)
             assert seen.positions.tolist() == positions[:, 0].tolist()
             assert seen.offset == int(offset)
 
 
-CONFIG = {"architectures": ["Qwen3VLForConditionalGeneration"], **TOKENS, "text_config": TEXT, "vision_config": VISION}
+CONFIG = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    **TOKENS,
+    "text_config": TEXT,
+    "vision_config": VISION,
+}
 FULL = {**VISION, "spatial_merge_size": 2, "temporal_patch_size": 2}
 
 
-def refuses(message: str, text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None) -> None:
+def refuses(
+    message: str, text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None
+) -> None:
     text, vision = {**TEXT, "rms_norm_eps": 1e-6, **(text or {})}, {**FULL, **(vision or {})}
     with pytest.raises(ValueError, match=message):
         read_model({**CONFIG, "text_config": text, "vision_config": vision})
@@ -225,20 +268,32 @@ def refuses(message: str, text: dict[str, Any] | None = None, vision: dict[str, 
 
 def test_what_is_refused() -> None:
     rope = TEXT["rope_parameters"]
-    refuses("mrope_section .*; Qwen3-VL takes three, with mrope_interleaved", {"rope_parameters": {"rope_theta": 1.0}})
+    refuses(
+        "mrope_section .*; Qwen3-VL takes three, with mrope_interleaved",
+        {"rope_parameters": {"rope_theta": 1.0}},
+    )
     refuses("with mrope_interleaved", {"rope_parameters": {**rope, "mrope_interleaved": False}})
     refuses("hidden_act 'silu' is not known", vision={"hidden_act": "silu"})
-    refuses("the vision tower gives 40 numbers, the text model takes 48", vision={"out_hidden_size": 40})
+    refuses(
+        "the vision tower gives 40 numbers, the text model takes 48", vision={"out_hidden_size": 40}
+    )
     refuses("4 heads of a vision tower 36 wide", vision={"hidden_size": 36})
-    refuses("rope type 'default' of the vision tower", vision={"rope_parameters": {"rope_type": "default"}})
+    refuses(
+        "rope type 'default' of the vision tower",
+        vision={"rope_parameters": {"rope_type": "default"}},
+    )
 
 
 def test_a_checkpoint_of_transformers_4_is_read_too() -> None:
     text = {**TEXT, "rms_norm_eps": 1e-6, "rope_theta": 500.0}
     rope = dict(text.pop("rope_parameters"))
     del rope["rope_theta"]
-    old, _ = read_model({**CONFIG, "text_config": {**text, "rope_scaling": rope}, "vision_config": FULL})
-    new, _ = read_model({**CONFIG, "text_config": {**TEXT, "rms_norm_eps": 1e-6}, "vision_config": FULL})
+    old, _ = read_model(
+        {**CONFIG, "text_config": {**text, "rope_scaling": rope}, "vision_config": FULL}
+    )
+    new, _ = read_model(
+        {**CONFIG, "text_config": {**TEXT, "rms_norm_eps": 1e-6}, "vision_config": FULL}
+    )
     assert old == new
 
 
@@ -248,7 +303,8 @@ def test_the_tower_in_half_types_differs_by_rounding(subject: Subject, dtype: to
     narrow = torch.utils._pytree.tree_map(lambda tensor: tensor.to(dtype), params)
     seen = picture(np.random.default_rng(0), 3, 2)
     whole, half = (
-        encode_image(subject.spec.vision, reference, each, seen, torch.device("cpu")) for each in (params, narrow)
+        encode_image(subject.spec.vision, reference, each, seen, torch.device("cpu"))
+        for each in (params, narrow)
     )
     assert half.dtype == dtype
     assert float((whole - half).abs().max() / whole.std()) < 0.2
@@ -258,4 +314,6 @@ def test_random_params_have_the_form_of_loaded_ones(subject: Subject) -> None:
     def form(params: Any) -> Any:
         return torch.utils._pytree.tree_map(lambda tensor: tensor.shape, params)
 
-    assert form(random_params(subject.spec, torch.float32, torch.Generator())) == form(subject.params)
+    assert form(random_params(subject.spec, torch.float32, torch.Generator())) == form(
+        subject.params
+    )

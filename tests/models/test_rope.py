@@ -1,4 +1,5 @@
-"""Frequencies at the sizes of real models, against transformers'. Whole models are compared in test_parity.py."""
+"""Frequencies at the sizes of real models, against transformers'. Whole models are compared in
+test_parity.py."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nva.models.rope import read_rope, rope_frequencies, rope_table
 
-LONG = {"short_factor": [1.0 + i / 50 for i in range(64)], "long_factor": [1.0 + i for i in range(64)]}
+LONG = {
+    "short_factor": [1.0 + i / 50 for i in range(64)],
+    "long_factor": [1.0 + i for i in range(64)],
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 ROPES = {
@@ -38,7 +42,12 @@ ROPES = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "phi 3": {"rope_type": "longrope", **LONG, "original_max_position_embeddings": 4096},
-    "phi 3, by factor": {"rope_type": "longrope", **LONG, "original_max_position_embeddings": 4096, "factor": 2.0},
+    "phi 3, by factor": {
+        "rope_type": "longrope",
+        **LONG,
+        "original_max_position_embeddings": 4096,
+        "factor": 2.0,
+    },
 }
 
 
@@ -47,10 +56,17 @@ ROPES = {
 def test_frequencies_are_transformers(name: str, max_model_len: int) -> None:
     settings: dict[str, Any] = {**ROPES[name], "rope_theta": 1e6}
     config = LlamaConfig(
-        hidden_size=4096, num_attention_heads=32, max_position_embeddings=131072, rope_parameters=dict(settings)
+        hidden_size=4096,
+        num_attention_heads=32,
+        max_position_embeddings=131072,
+        rope_parameters=dict(settings),
     )
-    expected, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, torch.device("cpu"), seq_len=max_model_len)
-    rope = read_rope({"rope_parameters": settings, "max_position_embeddings": 131072}, 128, "full_attention")
+    expected, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](
+        config, torch.device("cpu"), seq_len=max_model_len
+    )
+    rope = read_rope(
+        {"rope_parameters": settings, "max_position_embeddings": 131072}, 128, "full_attention"
+    )
     found, found_scale = rope_frequencies(rope, max_model_len)
     torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
     assert found_scale == pytest.approx(scale)
@@ -59,13 +75,16 @@ def test_frequencies_are_transformers(name: str, max_model_len: int) -> None:
 def test_a_table_holds_the_cosine_and_sine_of_every_position() -> None:
     config = {"rope_theta": 100.0, "max_position_embeddings": 50}
     cos, sin = rope_table(read_rope(config, 4, "full_attention"), 50)
-    angles = torch.arange(50.0, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+    angles = torch.arange(50.0, dtype=torch.float64)[:, None] * torch.tensor(
+        [1.0, 0.1], dtype=torch.float64
+    )
     torch.testing.assert_close(cos.double(), angles.cos(), atol=1e-5, rtol=0)
     torch.testing.assert_close(sin.double(), angles.sin(), atol=1e-5, rtol=0)
 
 
 def test_llama_3_1_at_positions_beyond_100_000() -> None:
-    """Angles are the products of large numbers there, so a table rounded otherwise would differ by 0.01."""
+    """Angles are the products of large numbers there, so a table rounded otherwise would differ by
+    0.01."""
     config = LlamaConfig(
         hidden_size=4096,
         num_attention_heads=32,

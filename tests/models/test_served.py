@@ -1,25 +1,35 @@
-"""Every family through the whole engine: transformers' greedy tokens, and the same when the engine is pressed hard.
+"""Every family through the whole engine: transformers' greedy tokens, and the same when the engine
+is pressed hard.
 
-A pool too small for all requests preempts them in the middle; a common prefix is found; tokens come one, a few or all
-at a time; what is decoded and what is prefilled mix.
-"""
+A pool too small for all requests preempts them in the middle; a common prefix is found; tokens come
+one, a few or all at a time; what is decoded and what is prefilled mix."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 import nva
 from nva.state.engine import check
+from nva.steps.schedule import schedule
 from tests.checkpoints import CASES, build
 from tests.models.parity import logits_of
 
-NAMES = ["llama-llama3", "mistral", "qwen2", "qwen3", "gemma3", "qwen2_moe", "qwen3_moe-idle", "qwen3_moe-layers"]
+NAMES = [
+    "llama-llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "qwen2_moe",
+    "qwen3_moe-idle",
+    "qwen3_moe-layers",
+]
 RANDOM = np.random.default_rng(0)
 PREFIX = RANDOM.integers(0, 97, 8).tolist()
 PROMPTS = [PREFIX + RANDOM.integers(0, 97, n).tolist() for n in (1, 3, 5, 7)]
@@ -34,7 +44,9 @@ PRESSED = {
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
     """A checkpoint, and the tokens that transformers answers to PROMPTS."""
     folder = tmp_path_factory.mktemp(request.param)
     model = build(CASES[request.param], folder)
@@ -48,10 +60,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("limits", PRESSED.values(), ids=PRESSED)
-def test_tokens_are_transformers(served: tuple[Path, list[list[int]]], limits: dict[str, int], monkeypatch) -> None:
+def test_tokens_are_transformers(
+    served: tuple[Path, list[list[int]]], limits: dict[str, int]
+) -> None:
     seen: Counter[str] = Counter()
-    run = sys.modules["nva.run"]
-    schedule = run.schedule
 
     def counted(state):
         state, plan = schedule(state)
@@ -59,9 +71,9 @@ def test_tokens_are_transformers(served: tuple[Path, list[list[int]]], limits: d
         seen.update(preempted=len(plan.preempted), hits=plan.n_hit, cut=int(is_cut.sum()))
         return state, plan
 
-    monkeypatch.setattr(run, "schedule", counted)
     folder, expected = served
     engine = nva.load(folder, **SIZES, **limits)
+    engine.steps = attrs.evolve(engine.steps, schedule=counted)
     answers = nva.generate(engine, PROMPTS, GREEDY)
     assert [list(answer.token_ids) for answer in answers] == expected
     check(engine.state)

@@ -1,10 +1,11 @@
-"""An interpreter of Ascend IR graphs on the CPU: it runs what the graph engine would be given to compile.
+"""An interpreter of Ascend IR graphs on the CPU: it runs what the graph engine would be given to
+compile.
 
-A graph is torchair's protobuf: operators in topological order, inputs named "producer:output". The law: what an
-operator means comes from its IR declaration (names of inputs by position, attributes, and their defaults, which the
-graph leaves out) and never from the Python operator that it was converted from.
-Read next: ascend_ir_text.py, what the operators mean; lowering.py, which catches the graphs.
-"""
+A graph is torchair's protobuf: operators in topological order, inputs named "producer:output". The
+law: what an operator means comes from its IR declaration (names of inputs by position, attributes,
+and their defaults, which the graph leaves out) and never from the Python operator that it was
+converted from. Read next: ascend_ir_text.py, what the operators mean; lowering.py, which catches
+the graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from tests.npu import ascend_ir_text, ascend_ir_vision
 Tensor = torch.Tensor
 Outputs = Sequence[Tensor]
 
-MEANINGS: dict[str, Callable[..., Outputs]] = {**ascend_ir_text.MEANINGS, **ascend_ir_vision.MEANINGS}
+MEANINGS: dict[str, Callable[..., Outputs]] = {
+    **ascend_ir_text.MEANINGS,
+    **ascend_ir_vision.MEANINGS,
+}
 
 
 def run(graph: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -43,12 +47,15 @@ def run(graph: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def arguments(op: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The operator's inputs by the names of its IR declaration, absent ones left out."""
-    names = dict(zip(op.attr["_input_name_value"].list.i, op.attr["_input_name_key"].list.s, strict=True))
+    names = dict(
+        zip(op.attr["_input_name_value"].list.i, op.attr["_input_name_key"].list.s, strict=True)
+    )
     return {names[i].decode(): values[source] for i, source in enumerate(op.input) if source}
 
 
 def attributes(op: Any) -> dict[str, Any]:
-    """The operator's attributes, the IR's defaults where the graph has none. Names that begin with _ are torchair's."""
+    """The operator's attributes, the IR's defaults where the graph has none. Names that begin with
+    _ are torchair's."""
     given = {name: attribute(value) for name, value in op.attr.items() if not name.startswith("_")}
     return {**defaults(op.type), **given}
 
@@ -57,7 +64,12 @@ def attribute(value: Any) -> Any:
     """A protobuf attribute as a Python value."""
     kind = value.WhichOneof("value")
     if kind == "list":
-        return [*value.list.i, *value.list.f, *value.list.b, *(text.decode() for text in value.list.s)]
+        return [
+            *value.list.i,
+            *value.list.f,
+            *value.list.b,
+            *(text.decode() for text in value.list.s),
+        ]
     if kind == "t":
         return constant(value.t)
     return value.s.decode() if kind == "s" else getattr(value, kind)
@@ -78,7 +90,8 @@ def declared_type(desc: Any) -> torch.dtype:
 
 @functools.cache
 def defaults(op_type: str) -> dict[str, Any]:
-    """The default attributes of an operator by its IR declaration, {} where torchair writes them all out."""
+    """The default attributes of an operator by its IR declaration, {} where torchair writes them
+    all out."""
     text = getattr(getattr(declarations, op_type, None), "__doc__", None) or ""
     found = re.findall(r"\.ATTR\((\w+), (\w+), (.*)\)\\?n?$", text, re.MULTILINE)
     return {name: literal(kind, value.strip()) for name, kind, value in found}

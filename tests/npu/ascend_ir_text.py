@@ -1,8 +1,7 @@
 """The operators of Ascend IR in a decoder's graph, by the names of their IR declarations.
 
-The NPU's own run by emulation.py, with all its limits. Read next: ascend_ir.py, which runs graphs; ascend_ir_vision.py,
-what only a vision tower's graph has.
-"""
+The NPU's own run by emulation.py, with all its limits. Read next: ascend_ir.py, which runs graphs;
+ascend_ir_vision.py, what only a vision tower's graph has."""
 
 from __future__ import annotations
 
@@ -24,7 +23,12 @@ def const(value: Tensor) -> Outputs:
 
 
 def gather(
-    x: Tensor, indices: Tensor, axis: Tensor, batch_dims: int, negative_index_support: bool, **_: Any
+    x: Tensor,
+    indices: Tensor,
+    axis: Tensor,
+    batch_dims: int,
+    negative_index_support: bool,
+    **_: Any,
 ) -> Outputs:
     assert batch_dims == 0, "gathers in batches don't occur"
     dim, ids = int(axis), indices.long()
@@ -32,7 +36,11 @@ def gather(
     low = -size if negative_index_support else 0
     if bool(((ids < low) | (ids >= size)).any()):
         raise IndexError(f"GatherV2 takes indices in [{low}, {size})")
-    return [x.index_select(dim, ids.flatten() % size).reshape(*x.shape[:dim], *ids.shape, *x.shape[dim + 1 :])]
+    return [
+        x.index_select(dim, ids.flatten() % size).reshape(
+            *x.shape[:dim], *ids.shape, *x.shape[dim + 1 :]
+        )
+    ]
 
 
 def unsqueeze(x: Tensor, axes: list[int]) -> Outputs:
@@ -101,7 +109,12 @@ def concat(concat_dim: Any, N: int, **xs: Any) -> Outputs:
 
 
 def matmul(
-    x1: Tensor, x2: Tensor, transpose_x1: bool, transpose_x2: bool, bias: Tensor | None = None, **_: Any
+    x1: Tensor,
+    x2: Tensor,
+    transpose_x1: bool,
+    transpose_x2: bool,
+    bias: Tensor | None = None,
+    **_: Any,
 ) -> Outputs:
     product = (x1.mT if transpose_x1 else x1) @ (x2.mT if transpose_x2 else x2)
     return [product if bias is None else product + bias]
@@ -141,7 +154,11 @@ def finalize_routing(
     expanded_x: Tensor, expanded_row_idx: Tensor, scales: Tensor, drop_pad_mode: int, **_: Any
 ) -> Outputs:
     """The number of experts per token, k, is read where there are no scales."""
-    return [experts.finalize_routing(expanded_x, None, None, None, scales, expanded_row_idx, None, drop_pad_mode)]
+    return [
+        experts.finalize_routing(
+            expanded_x, None, None, None, scales, expanded_row_idx, None, drop_pad_mode
+        )
+    ]
 
 
 def scatter_pa_kv_cache(
@@ -155,8 +172,12 @@ def scatter_pa_kv_cache(
     strides: list[int],
     offsets: list[int],
 ) -> Outputs:
-    assert (scatter_mode, strides, offsets) == ("None", [1, 1], [0, 0]), "other ways to scatter don't occur"
-    emulation.scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, cache_mode=cache_mode)
+    assert (scatter_mode, strides, offsets) == ("None", [1, 1], [0, 0]), (
+        "other ways to scatter don't occur"
+    )
+    emulation.scatter_pa_kv_cache(
+        key, value, key_cache, value_cache, slot_mapping, cache_mode=cache_mode
+    )
     return [key_cache, value_cache]
 
 

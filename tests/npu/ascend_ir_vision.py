@@ -1,8 +1,7 @@
 """The operators of Ascend IR that only a vision tower's graph has.
 
-Gelu has no attribute: torchair makes it of both of torch's, and CANN computes the tanh approximation, as here.
-Read next: ascend_ir.py, which runs graphs.
-"""
+Gelu has no attribute: torchair makes it of both of torch's, and CANN computes the tanh
+approximation, as here. Read next: ascend_ir.py, which runs graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ Tensor = torch.Tensor
 Outputs = Sequence[Tensor]
 
 
-def layer_norm(x: Tensor, normalized_shape: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Outputs:
+def layer_norm(
+    x: Tensor, normalized_shape: Tensor, gamma: Tensor, beta: Tensor, epsilon: float
+) -> Outputs:
     return torch.native_layer_norm(x, normalized_shape.tolist(), gamma, beta, epsilon)
 
 
@@ -28,13 +29,17 @@ def pack(axis: int, N: int, **xs: Tensor) -> Outputs:
     return [torch.stack([xs[f"x{i}"] for i in range(N)], axis)]
 
 
-def pad(x: Tensor, paddings: Tensor, constant_values: Tensor, mode: str, paddings_contiguous: bool) -> Outputs:
+def pad(
+    x: Tensor, paddings: Tensor, constant_values: Tensor, mode: str, paddings_contiguous: bool
+) -> Outputs:
     assert mode == "constant" and paddings_contiguous, "other paddings don't occur"
     pairs = paddings.view(-1, 2).flip(0)  # torch wants the last dimension's first
     return [F.pad(x, pairs.flatten().tolist(), value=float(constant_values))]
 
 
-def strided_slice(x: Tensor, begin: Tensor, end: Tensor, axes: Tensor, strides: Tensor, **masks: int) -> Outputs:
+def strided_slice(
+    x: Tensor, begin: Tensor, end: Tensor, axes: Tensor, strides: Tensor, **masks: int
+) -> Outputs:
     assert not any(masks.values()), "masks don't occur"
     first, last, dims, steps = (part.flatten().tolist() for part in (begin, end, axes, strides))
     slices = [slice(None)] * x.dim()

@@ -1,4 +1,5 @@
-"""Tests of the NPU path, run by `make test-npu` in an environment of their own. Elsewhere this folder is inert."""
+"""Tests of the NPU path, run by `make test-npu` in an environment of their own. Elsewhere this
+folder is inert."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ collect_ignore_glob = [] if HAS_NPU_WHEEL else ["test_*.py"]
 
 if HAS_NPU_WHEEL:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the wheel's own imports warn of; in the tests a warning is an error
+        warnings.simplefilter(
+            "ignore"
+        )  # what the wheel's own imports warn of; in the tests a warning is an error
         import torch_npu  # noqa: F401
         import torchair  # noqa: F401

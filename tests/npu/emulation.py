@@ -1,13 +1,14 @@
-"""What each NPU operator that nva calls means, on the CPU: written from its documentation, strict about its limits.
+"""What each NPU operator that nva calls means, on the CPU: written from its documentation, strict
+about its limits.
 
-The law: a call outside the documented limits raises LimitError, even where the device would compute something wrong
-in silence. Importing this file gives the operators of the real torch_npu a CPU kernel; their schemas, their shape
-inference and the tracing stay torch_npu's own. Three documented limits are left out on purpose: `r1` and `r2` of
-rotary within [-1, 1] (yarn scales them past 1 and the formula doesn't mind), as many cache blocks as the rows' lengths
-add up to (rows that share a prefix need fewer), and query lengths strictly below context lengths in sparse mode 3
-(the formula holds for equal lengths, and a whole prompt has them). Read next: emulated_attention.py and
-emulated_experts.py, the larger ones; test_emulation.py breaks each limit.
-"""
+The law: a call outside the documented limits raises LimitError, even where the device would compute
+something wrong in silence. Importing this file gives the operators of the real torch_npu a CPU
+kernel; their schemas, their shape inference and the tracing stay torch_npu's own. Three documented
+limits are left out on purpose: `r1` and `r2` of rotary within [-1, 1] (yarn scales them past 1 and
+the formula doesn't mind), as many cache blocks as the rows' lengths add up to (rows that share a
+prefix need fewer), and query lengths strictly below context lengths in sparse mode 3 (the formula
+holds for equal lengths, and a whole prompt has them). Read next: emulated_attention.py and
+emulated_experts.py, the larger ones; test_emulation.py breaks each limit."""
 
 from __future__ import annotations
 
@@ -17,17 +18,27 @@ import torch
 import torch_npu  # noqa: F401 - defines the schemas
 
 from tests.npu import emulated_experts as experts
-from tests.npu.emulated_attention import attention, attention_out, attention_workspace, fp32_arithmetic
+from tests.npu.emulated_attention import (
+    attention,
+    attention_out,
+    attention_workspace,
+    fp32_arithmetic,
+)
 from tests.npu.limits import FLOATS, LimitError, limit
 
 __all__ = ["OPERATORS", "LimitError", "fp32_arithmetic", "limit"]
 
 
-def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(
+    x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
     """npu_rms_norm: x / rms(x) * gamma over gamma's dimensions, in float32; and 1 / rms."""
     limit(x.dtype in FLOATS, f"x is float16, bfloat16 or float32, not {x.dtype}")
     limit(gamma.dtype == x.dtype, f"gamma has x's type {x.dtype}, not {gamma.dtype}")
-    limit(1 <= x.dim() <= 8 and x.shape[x.dim() - gamma.dim() :] == gamma.shape, f"gamma {gamma.shape} ends {x.shape}")
+    limit(
+        1 <= x.dim() <= 8 and x.shape[x.dim() - gamma.dim() :] == gamma.shape,
+        f"gamma {gamma.shape} ends {x.shape}",
+    )
     dims = list(range(x.dim() - gamma.dim(), x.dim()))
     rstd = torch.rsqrt(x.float().square().mean(dims, keepdim=True) + epsilon)
     return (x.float() * rstd * gamma.float()).to(x.dtype), rstd
@@ -44,16 +55,33 @@ def add_rms_norm(
 
 
 def rotary_mul(
-    x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", rotate: torch.Tensor | None = None
+    x: torch.Tensor,
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    rotary_mode: str = "half",
+    rotate: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """npu_rotary_mul: x * r1 + turned(x) * r2, over 4 dimensions in one of the layouts BNSD, BSND, SBND."""
+    """npu_rotary_mul: x * r1 + turned(x) * r2, over 4 dimensions in one of the layouts BNSD, BSND,
+    SBND."""
     limit(rotate is None, "this emulation doesn't know `rotate`")
-    limit(rotary_mode in ("half", "interleave"), f"rotary_mode is half or interleave, not {rotary_mode}")
+    limit(
+        rotary_mode in ("half", "interleave"),
+        f"rotary_mode is half or interleave, not {rotary_mode}",
+    )
     limit(x.dim() == r1.dim() == r2.dim() == 4, "x, r1 and r2 have 4 dimensions")
-    limit(x.dtype in FLOATS and x.dtype == r1.dtype == r2.dtype, f"one float type, not {x.dtype, r1.dtype, r2.dtype}")
-    limit(x.shape[3] % 2 == 0 and x.shape[3] < 896, f"the last dimension is even and below 896, not {x.shape[3]}")
+    limit(
+        x.dtype in FLOATS and x.dtype == r1.dtype == r2.dtype,
+        f"one float type, not {x.dtype, r1.dtype, r2.dtype}",
+    )
+    limit(
+        x.shape[3] % 2 == 0 and x.shape[3] < 896,
+        f"the last dimension is even and below 896, not {x.shape[3]}",
+    )
     limit(r1.shape == r2.shape, f"r1 {r1.shape} and r2 {r2.shape} have one shape")
-    limit(any(fits(layout, x, r1, rotary_mode) for layout in ("BNSD", "BSND", "SBND")), f"{x.shape} with {r1.shape}")
+    limit(
+        any(fits(layout, x, r1, rotary_mode) for layout in ("BNSD", "BSND", "SBND")),
+        f"{x.shape} with {r1.shape}",
+    )
     if rotary_mode == "half":
         turned = torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), -1)
     else:
@@ -62,16 +90,26 @@ def rotary_mul(
 
 
 def fits(layout: str, x: torch.Tensor, r1: torch.Tensor, rotary_mode: str) -> bool:
-    """Whether x is within the limits of the layout, and r1 is x with heads, or heads and batch, of size 1."""
+    """Whether x is within the limits of the layout, and r1 is x with heads, or heads and batch, of
+    size 1."""
     size = dict(zip(layout, x.shape, strict=True))
-    small = size["B"] < 1000 and size["N"] < 1000 and (rotary_mode == "half" or size["B"] * size["N"] < 1000)
+    small = (
+        size["B"] < 1000
+        and size["N"] < 1000
+        and (rotary_mode == "half" or size["B"] * size["N"] < 1000)
+    )
     ones = ["BN"] if rotary_mode == "interleave" else ["BN", "N", ""]
-    return small and any(list(r1.shape) == [1 if d in one else size[d] for d in layout] for one in ones)
+    return small and any(
+        list(r1.shape) == [1 if d in one else size[d] for d in layout] for one in ones
+    )
 
 
 def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """npu_swiglu: silu of the first half times the second half."""
-    limit(x.dtype in FLOATS and 1 <= x.dim() <= 8, f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}")
+    limit(
+        x.dtype in FLOATS and 1 <= x.dim() <= 8,
+        f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}",
+    )
     limit(x.shape[dim] % 2 == 0, f"dimension {dim} is even, not {x.shape[dim]}")
     gate, up = x.float().chunk(2, dim)
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
@@ -80,8 +118,12 @@ def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 def geglu(
     x: torch.Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """npu_geglu: one half times the gelu of the other, and that gelu; by tanh (approximate 1) or erf (0)."""
-    limit(x.dtype in FLOATS and 1 <= x.dim() <= 8, f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}")
+    """npu_geglu: one half times the gelu of the other, and that gelu; by tanh (approximate 1) or
+    erf (0)."""
+    limit(
+        x.dtype in FLOATS and 1 <= x.dim() <= 8,
+        f"1 to 8 dimensions of floats, not {x.dim()} of {x.dtype}",
+    )
     limit(x.shape[dim] % 2 == 0, f"dimension {dim} is even, not {x.shape[dim]}")
     limit(approximate in (0, 1), f"approximate is 0 or 1, not {approximate}")
     left, right = x.float().chunk(2, dim)
@@ -100,14 +142,26 @@ def scatter_pa_kv_cache(
     cache_mode: str | None = "PA_NZ",
     **others: Any,
 ) -> None:
-    """npu_scatter_pa_kv_cache: key [T, N, D] into cache [NB, BS, N, D], or [NB, N*D/16, BS, 16] if PA_NZ."""
-    limit(not any(x is not None for x in others.values()), f"this emulation doesn't know {sorted(others)}")
+    """npu_scatter_pa_kv_cache: key [T, N, D] into cache [NB, BS, N, D], or [NB, N*D/16, BS, 16] if
+    PA_NZ."""
+    limit(
+        not any(x is not None for x in others.values()),
+        f"this emulation doesn't know {sorted(others)}",
+    )
     limit(cache_mode in (None, "Norm", "PA_NZ"), f"cache_mode is Norm or PA_NZ, not {cache_mode}")
-    limit(slot_mapping.dim() == 1 and len(slot_mapping) == len(key), f"one slot per token, not {slot_mapping.shape}")
-    limit(key.shape[:2] == value.shape[:2], f"keys {key.shape} and values {value.shape} agree in tokens and heads")
+    limit(
+        slot_mapping.dim() == 1 and len(slot_mapping) == len(key),
+        f"one slot per token, not {slot_mapping.shape}",
+    )
+    limit(
+        key.shape[:2] == value.shape[:2],
+        f"keys {key.shape} and values {value.shape} agree in tokens and heads",
+    )
     for new, cache in ((key, key_cache), (value, value_cache)):
         limit(new.dim() == 3 and cache.dim() == 4, "keys and values have 3 dimensions, caches 4")
-        limit(new.is_contiguous() and cache.is_contiguous(), "keys, values and caches are contiguous")
+        limit(
+            new.is_contiguous() and cache.is_contiguous(), "keys, values and caches are contiguous"
+        )
         limit(
             new.dtype == cache.dtype == key.dtype,
             f"keys, values and caches have one type, not {new.dtype, cache.dtype}",
@@ -130,9 +184,15 @@ def check_slots(slots: torch.Tensor, n_slots: int) -> None:
     limit(len(slots.unique(dim=0)) == len(slots), "no slot occurs twice")
 
 
-def scatter_nd_update(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """npu_scatter_nd_update_: x[indices[i]] = updates[i], in place; indices [..., a] address x's first a dimensions."""
-    limit(indices.dim() >= 2 and indices.shape[-1] <= x.dim(), f"indices {indices.shape} address x {x.shape}")
+def scatter_nd_update(
+    x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
+) -> torch.Tensor:
+    """npu_scatter_nd_update_: x[indices[i]] = updates[i], in place; indices [..., a] address x's
+    first a dimensions."""
+    limit(
+        indices.dim() >= 2 and indices.shape[-1] <= x.dim(),
+        f"indices {indices.shape} address x {x.shape}",
+    )
     limit(x.dtype == updates.dtype, f"x {x.dtype} and updates {updates.dtype} have one type")
     wanted = indices.shape[:-1] + x.shape[indices.shape[-1] :]
     limit(updates.shape == wanted, f"updates are {tuple(wanted)}, not {tuple(updates.shape)}")
@@ -144,19 +204,29 @@ def scatter_nd_update(x: torch.Tensor, indices: torch.Tensor, updates: torch.Ten
     return x
 
 
-def top_k_top_p(logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None) -> torch.Tensor:
-    """npu_top_k_top_p: logits [B, V] with minus infinity outside the top k, and then outside the top p."""
-    limit(logits.dim() == 2 and logits.dtype in FLOATS, f"logits are 2-dimensional floats, not {logits.shape}")
+def top_k_top_p(
+    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
+) -> torch.Tensor:
+    """npu_top_k_top_p: logits [B, V] with minus infinity outside the top k, and then outside the
+    top p."""
+    limit(
+        logits.dim() == 2 and logits.dtype in FLOATS,
+        f"logits are 2-dimensional floats, not {logits.shape}",
+    )
     limit(p is not None or k is not None, "p and k aren't both None")
     ordered, ids = logits.sort(dim=-1, stable=True)
     if k is not None:
         limit(
-            k.dtype == torch.int32 and k.shape == logits.shape[:1], f"k is int32, one per row, not {k.dtype} {k.shape}"
+            k.dtype == torch.int32 and k.shape == logits.shape[:1],
+            f"k is int32, one per row, not {k.dtype} {k.shape}",
         )
         limit(
-            bool(((k >= 1) & (k <= min(1024, logits.shape[1]))).all()), "k is in [1, 1024] and at most the vocabulary"
+            bool(((k >= 1) & (k <= min(1024, logits.shape[1]))).all()),
+            "k is in [1, 1024] and at most the vocabulary",
         )
-        ordered = ordered.masked_fill(ordered < ordered.gather(1, (logits.shape[1] - k.long())[:, None]), -torch.inf)
+        ordered = ordered.masked_fill(
+            ordered < ordered.gather(1, (logits.shape[1] - k.long())[:, None]), -torch.inf
+        )
     if p is not None:
         limit(
             p.dtype == logits.dtype and p.shape == logits.shape[:1],

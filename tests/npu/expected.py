@@ -1,4 +1,5 @@
-"""What a model's graphs are made of, worked out from its spec: kinds of operators, and how often each occurs.
+"""What a model's graphs are made of, worked out from its spec: kinds of operators, and how often
+each occurs.
 
 Read next: test_graphs.py, which compares the graphs that the compilers make.
 """
@@ -10,18 +11,21 @@ GE_KINDS = {
     "MatMulV2", "Mul", "AddRmsNorm", "NetOutput", "Reshape", "RmsNorm", "RotaryMul", "ScatterPaKvCache", "SplitV",
     "Squeeze", "SwiGlu", "Unsqueeze",
 }  # fmt: skip
-"""All that a dense model's graph is made of; no TensorMove, Identity or BroadcastTo, which would be copies."""
+"""All that a dense model's graph is made of; no TensorMove, Identity or BroadcastTo, which would be
+copies."""
 EXPERT_KINDS = {
     "ClipByValueV2", "Fill", "GroupedMatmul", "MoeFinalizeRoutingV2", "MoeGatingTopKSoftmax", "MoeInitRoutingV3",
     "RealDiv", "ReduceSum", "Sigmoid",
 }  # fmt: skip
-"""What experts add: their four operators, no fifth for the gate; places of padding put in range; weights that sum to 1;
-the gate of what is shared; and the biases and scales that a grouped product doesn't have, of size 0."""
+"""What experts add: their four operators, no fifth for the gate; places of padding put in range;
+weights that sum to 1; the gate of what is shared; and the biases and scales that a grouped product
+doesn't have, of size 0."""
 
 
 SEEING_KINDS = {"ReduceSum", "SelectV2"}
-"""What images add: one of three positions for each pair of the rope; features in the place of embeddings. Their other
-levels are added as they come, by Add: none is cut out of another, which would be a copy."""
+"""What images add: one of three positions for each pair of the rope; features in the place of
+embeddings. Their other levels are added as they come, by Add: none is cut out of another, which
+would be a copy."""
 
 
 def ge_counts(spec):
@@ -36,7 +40,8 @@ def ge_counts(spec):
         "RmsNorm": n_norms(spec),
         "SwiGlu": n_gates * (spec.activation == "silu"),
         "GeGluV2": n_gates * (spec.activation == "gelu_tanh"),
-        # Embedding, cos and sin; what wants logits: of what attention gives, of the stream, of what is padding.
+        # Embedding, cos and sin; what wants logits: of what attention gives, of the stream, of what
+        # is padding.
         "GatherV2": 3 + 2 * n_ropes + bool(spec.experts[-1]),
         "MatMul": n_products(spec),
         "MoeGatingTopKSoftmax": len(experts),
@@ -51,13 +56,14 @@ def ge_counts(spec):
 
 
 def n_levels(spec):
-    """Inputs that hold features of images, for the embedding and for the layers that DeepStack adds to."""
+    """Inputs that hold features of images, for the embedding and for the layers that DeepStack adds
+    to."""
     return 1 + len(spec.vision.deepstack_layers) if spec.vision else 0
 
 
 def n_step_inputs(spec):
-    """Inputs of a step on a device: token ids, positions, slots, logit index, block tables; with experts, what is
-    padding; with images, their features and where they are."""
+    """Inputs of a step on a device: token ids, positions, slots, logit index, block tables; with
+    experts, what is padding; with images, their features and where they are."""
     return 5 + any(spec.experts) + n_levels(spec) + bool(spec.vision)
 
 
@@ -77,16 +83,22 @@ def n_norms(spec):
 
 
 def n_products(spec):
-    """Matrix products but those of the experts: q, k, v; output; an MLP's two, or the router and three of what experts
-    share; and the head."""
+    """Matrix products but those of the experts: q, k, v; output; an MLP's two, or the router and
+    three of what experts share; and the head."""
     n_mlps = sum(each is None for each in spec.experts)
     return 2 * spec.n_layers + 2 * n_mlps + (spec.n_layers - n_mlps) + 3 * n_shared(spec) + 1
 
 
 def ge_kinds(spec):
-    """All kinds of operators that a graph may have. A scale of embeddings is a number, filled in."""
+    """All kinds of operators that a graph may have. A scale of embeddings is a number, filled
+    in."""
     scales = {"Fill", "Muls"} if spec.embed_scale != 1 else set()
-    return GE_KINDS | scales | (EXPERT_KINDS if any(spec.experts) else set()) | (SEEING_KINDS if spec.vision else set())
+    return (
+        GE_KINDS
+        | scales
+        | (EXPERT_KINDS if any(spec.experts) else set())
+        | (SEEING_KINDS if spec.vision else set())
+    )
 
 
 def as_counted(caught):

@@ -14,8 +14,8 @@ import torch
 
 from nva.forward import Forward, empty_kv
 from nva.models import ModelSpec, Params
-from nva.state.config import Limits
 from nva.state.engine import check, empty, is_busy
+from nva.state.limits import Limits
 from nva.state.media import Image, Media, Placed, image, media
 from nva.state.request import Request, SamplingParams, request
 from nva.steps.commit import commit
@@ -35,7 +35,8 @@ class Side:
 
 @attrs.define(kw_only=True)
 class Report:
-    """What happened in a run; `deviation` is the worst, in standard deviations of the reference's logits."""
+    """What happened in a run; `deviation` is the worst, in standard deviations of the reference's
+    logits."""
 
     deviation: float = 0.0
     n_steps: int = 0
@@ -67,15 +68,20 @@ def limits_for(spec: ModelSpec, **changes: int | tuple[int, ...]) -> Limits:
 
 
 def requests_for(spec: ModelSpec, n: int = 6) -> list[Request]:
-    """Prompts that are shorter than a block, longer than a chunk, equal in their first block, and sampled twice. If the
-    model sees, some have an image or two: one that chunks cut, one in what is equal, others in the last two."""
+    """Prompts that are shorter than a block, longer than a chunk, equal in their first block, and
+    sampled twice. If the model sees, some have an image or two: one that chunks cut, one in what is
+    equal, others in the last two."""
     random = np.random.default_rng(3)
     shared = random.integers(0, spec.vocab_size, 140)
     lengths = [3, 300, 129, 1, 60, 128][:n]
     prompts = [random.integers(0, spec.vocab_size, length) for length in lengths]
     prompts += [np.concatenate([shared, prompts[0]]), np.concatenate([shared, prompts[-1]])]
     samples = [1, 1, 2, 1, 1, 1, 1, 2]
-    seen = images_for(spec, [len(prompt) for prompt in prompts]) if spec.vision else [None] * len(prompts)
+    seen = (
+        images_for(spec, [len(prompt) for prompt in prompts])
+        if spec.vision
+        else [None] * len(prompts)
+    )
     return [
         request(i, prompt, SamplingParams(temperature=0.8, seed=i, n=n, max_tokens=6), media=each)
         for i, (prompt, n, each) in enumerate(zip(prompts, samples, seen, strict=False))
@@ -84,9 +90,16 @@ def requests_for(spec: ModelSpec, n: int = 6) -> list[Request]:
 
 def images_for(spec: ModelSpec, lengths: Sequence[int]) -> list[Media | None]:
     """The images of the prompts, given as prompt: [(start, rows, columns, which)]."""
-    placed = {1: [(110, 12, 13, 0)], 4: [(3, 2, 5, 1), (20, 4, 3, 2)], 6: [(9, 6, 7, 3)], 7: [(9, 6, 7, 3)]}
+    placed = {
+        1: [(110, 12, 13, 0)],
+        4: [(3, 2, 5, 1), (20, 4, 3, 2)],
+        6: [(9, 6, 7, 3)],
+        7: [(9, 6, 7, 3)],
+    }
     return [
-        media([Placed(image=picture(spec, *size), start=start) for start, *size in placed[i]], length)
+        media(
+            [Placed(image=picture(spec, *size), start=start) for start, *size in placed[i]], length
+        )
         if i in placed
         else None
         for i, length in enumerate(lengths)
@@ -122,7 +135,9 @@ def compare(
         real, other = logits[: batch.n_logits], tested_logits[: batch.n_logits]
         if batch.n_logits:
             deviation = float((real - other).abs().max() / real.std())
-            report.deviation = float(np.maximum(report.deviation, deviation))  # unlike max(), keeps a NaN
+            report.deviation = float(
+                np.maximum(report.deviation, deviation)
+            )  # unlike max(), keeps a NaN
         record(report, plan, batch)
         state, _ = commit(state, plan, sample(logits, draw))
         check(state)

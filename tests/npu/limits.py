@@ -1,4 +1,5 @@
-"""What it takes to be strict: the error of a call outside an operator's documented limits, and types they share."""
+"""What it takes to be strict: the error of a call outside an operator's documented limits, and
+types they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tiny models of every family that nva knows, as the configs of their checkpoints, with random weights."""
+"""Tiny models of every family that nva knows, as the configs of their checkpoints, with random
+weights."""
 
 from __future__ import annotations
 
@@ -83,25 +84,52 @@ CONFIGS = {
     "llama": ("LlamaForCausalLM", {"rope_scaling": LLAMA3}),
     "llama, all biases, one KV head, tied": (
         "LlamaForCausalLM",
-        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
     ),
-    "llama, half of each head turns": ("LlamaForCausalLM", {"head_dim": 32, "partial_rotary_factor": 0.5}),
+    "llama, half of each head turns": (
+        "LlamaForCausalLM",
+        {"head_dim": 32, "partial_rotary_factor": 0.5},
+    ),
     "mistral, a window of 100": ("MistralForCausalLM", {"sliding_window": 100}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2, a window in the second layer, yarn": (
         "Qwen2ForCausalLM",
-        {"use_sliding_window": True, "sliding_window": 37, "max_window_layers": 1, "rope_scaling": YARN},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 37,
+            "max_window_layers": 1,
+            "rope_scaling": YARN,
+        },
     ),
-    "qwen3, heads wider than the model, tied": ("Qwen3ForCausalLM", {"head_dim": 48, "tie_word_embeddings": True}),
+    "qwen3, heads wider than the model, tied": (
+        "Qwen3ForCausalLM",
+        {"head_dim": 48, "tie_word_embeddings": True},
+    ),
     "qwen3, as many KV heads": ("Qwen3ForCausalLM", {"head_dim": 16, "num_key_value_heads": 4}),
-    "qwen3 moe, the first layer dense": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32, "mlp_only_layers": [0]}),
-    "qwen3 moe, all experts active": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 32, "num_experts_per_tok": 6}),
-    "qwen2 moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
+    "qwen3 moe, the first layer dense": (
+        "Qwen3MoeForCausalLM",
+        {**EXPERTS, "head_dim": 32, "mlp_only_layers": [0]},
+    ),
+    "qwen3 moe, all experts active": (
+        "Qwen3MoeForCausalLM",
+        {**EXPERTS, "head_dim": 32, "num_experts_per_tok": 6},
+    ),
+    "qwen2 moe": (
+        "Qwen2MoeForCausalLM",
+        {**EXPERTS, "shared_expert_intermediate_size": 80, "norm_topk_prob": False},
+    ),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
     SEEING: ("Qwen3VLForConditionalGeneration", seeing({})),
     "qwen3 vl moe, a tower with heads of 64": (
         "Qwen3VLMoeForConditionalGeneration",
-        seeing({"hidden_size": 128, "deepstack_visual_indexes": [1]}, **EXPERTS, num_hidden_layers=2),
+        seeing(
+            {"hidden_size": 128, "deepstack_visual_indexes": [1]}, **EXPERTS, num_hidden_layers=2
+        ),
     ),
     "minicpm4": ("MiniCPMForCausalLM", MINICPM),
 }
@@ -115,7 +143,8 @@ def tiny_spec(name: str) -> ModelSpec:
 
 
 def tiny_params(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype = torch.float32) -> Params:
-    """The same weights for every backend, norms and biases among them; large enough for faults to show."""
+    """The same weights for every backend, norms and biases among them; large enough for faults to
+    show."""
     generator = torch.Generator().manual_seed(1)
 
     def make(name: str, layer: int | None, shapes: Shapes) -> torch.Tensor:

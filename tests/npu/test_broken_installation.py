@@ -1,4 +1,5 @@
-"""Where torch_npu is installed and CANN is not, torch itself can't be imported; the doctor can, and says what to do."""
+"""Where torch_npu is installed and CANN is not, torch itself can't be imported; the doctor can, and
+says what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import sys
 
 def run(*arguments):
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment
+    )
 
 
 def test_torch_does_not_load():

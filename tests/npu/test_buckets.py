@@ -6,16 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nva.kernels.npu import graph, operators
-from nva.state.config import Limits
+from nva.state.limits import Limits
 
 
-@given(max_batched_tokens=st.integers(1, 20_000), max_rows=st.integers(1, 1024), max_model_len=st.integers(2, 40_000))
+@given(
+    max_batched_tokens=st.integers(1, 20_000),
+    max_rows=st.integers(1, 1024),
+    max_model_len=st.integers(2, 40_000),
+)
 def test_buckets(max_batched_tokens, max_rows, max_model_len):
     tokens, rows = graph.buckets(max_batched_tokens, max_rows, max_model_len)
     assert tokens[-1] >= max_batched_tokens
     assert rows[-1] >= max_rows + 1
     assert min(*tokens, *rows) >= 2, "a size of 1 would make graphs of its own"
-    assert all(after - before <= max_model_len for before, after in zip(tokens, tokens[1:], strict=False))
+    assert all(
+        after - before <= max_model_len for before, after in zip(tokens, tokens[1:], strict=False)
+    )
     if max_model_len >= max_batched_tokens:
         assert len(tokens) <= 7
     assert len(rows) <= 5

@@ -1,4 +1,5 @@
-"""The emulated operators for experts compute what the documentation says, and refuse whatever it refuses."""
+"""The emulated operators for experts compute what the documentation says, and refuse whatever it
+refuses."""
 
 from __future__ import annotations
 
@@ -20,13 +21,20 @@ def test_routing_gives_the_likeliest_and_their_shares():
     weights, experts, rows = npu.npu_moe_gating_top_k_softmax(LOGITS, FINISHED, 2)
     torch.testing.assert_close(weights[:2], torch.tensor([[0.6, 0.3], [0.5, 0.3]]))
     assert weights[2].isnan().all()
-    assert experts.tolist() == [[1, 2], [0, 2], [3, 3]], "a finished row has the expert that doesn't exist"
+    assert experts.tolist() == [[1, 2], [0, 2], [3, 3]], (
+        "a finished row has the expert that doesn't exist"
+    )
     assert rows.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def route(x=None, experts=((1, 2), (0, 2), (3, 3)), dtype=torch.int32, **changes):
     x = torch.arange(3.0)[:, None].expand(-1, 2) if x is None else x
-    options = {"active_num": 6, "expert_num": 4, "active_expert_range": [0, 3], "expert_tokens_num_type": 1}
+    options = {
+        "active_num": 6,
+        "expert_num": 4,
+        "active_expert_range": [0, 3],
+        "expert_tokens_num_type": 1,
+    }
     options |= {"expert_tokens_num_flag": True, **changes}
     return npu.npu_moe_init_routing_v2(x, torch.tensor(experts, dtype=dtype), **options)
 
@@ -36,7 +44,9 @@ def test_rows_are_sorted_by_expert():
     expanded, places, counts, _ = route()
     assert expanded[:4].tolist() == [[1, 1], [0, 0], [0, 0], [1, 1]]
     assert expanded[4:].isnan().all()
-    assert places.tolist() == [1, 2, 0, 3, -1, -1], "where each of a token's rows went, token by token"
+    assert places.tolist() == [1, 2, 0, 3, -1, -1], (
+        "where each of a token's rows went, token by token"
+    )
     assert counts.tolist() == [1, 1, 2]
 
 
@@ -56,7 +66,9 @@ def multiply(groups=(1, 0, 3), x=ROWS, weight=WEIGHTS, **changes):
     return npu.npu_grouped_matmul([x], [weight], group_list=groups, **options)[0]
 
 
-@pytest.mark.parametrize(("groups", "group_list_type"), [((1, 0, 3), 1), ((1, 1, 4), 0)], ids=["counts", "running sum"])
+@pytest.mark.parametrize(
+    ("groups", "group_list_type"), [((1, 0, 3), 1), ((1, 1, 4), 0)], ids=["counts", "running sum"]
+)
 def test_a_grouped_product(groups, group_list_type):
     out = multiply(groups, group_list_type=group_list_type)
     torch.testing.assert_close(out[:1], ROWS[:1] @ WEIGHTS[0])

@@ -1,4 +1,5 @@
-"""The emulated attention without a cache computes what plain torch computes, and refuses what is documented."""
+"""The emulated attention without a cache computes what plain torch computes, and refuses what is
+documented."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def call(dtype=torch.bfloat16, **changes):
 def test_each_image_sees_itself():
     """Worked out patch by patch: a softmax over the scores with the keys of its own image."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(n, heads, D, generator=generator) for n, heads in ((7, N_Q), (8, N_KV), (8, N_KV)))
+    q, k, v = (
+        torch.randn(n, heads, D, generator=generator)
+        for n, heads in ((7, N_Q), (8, N_KV), (8, N_KV))
+    )
     with emulation.fp32_arithmetic():
         out = call(torch.float32)
     for patch in range(7):
@@ -54,13 +58,19 @@ FAULTS = {
     "a sink": ({"learnable_sink": torch.zeros(N_Q, dtype=torch.bfloat16)}, "no sinks"),
     "keys of a cache": (keys(2, 128, N_KV * D), "KV heads"),
     "flat keys": (keys(8, N_KV * D), "keys and values are"),
-    "strided keys": ({"key": torch.zeros(8, N_KV, 2 * D, dtype=torch.bfloat16)[..., ::2]}, "contiguous"),
+    "strided keys": (
+        {"key": torch.zeros(8, N_KV, 2 * D, dtype=torch.bfloat16)[..., ::2]},
+        "contiguous",
+    ),
     "types": (keys(8, N_KV, D, dtype=torch.float16), "query's type"),
     "shapes of K and V": ({"value": torch.zeros(9, N_KV, D, dtype=torch.bfloat16)}, "one shape"),
     "KV lengths per image": ({"actual_seq_kvlen": [5, 3]}, "running sum"),
     "KV lengths left out": ({"actual_seq_kvlen": None}, "0 KV lengths for 2"),
     "the last KV length": ({"actual_seq_kvlen": [3, 7]}, "number of keys"),
-    "heads of 80": ({"query": torch.zeros(7, N_Q, 80, dtype=torch.bfloat16), **keys(8, N_KV, 80)}, "not 80"),
+    "heads of 80": (
+        {"query": torch.zeros(7, N_Q, 80, dtype=torch.bfloat16), **keys(8, N_KV, 80)},
+        "not 80",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""The emulated operators compute what plain torch computes, and refuse whatever their documentation refuses."""
+"""The emulated operators compute what plain torch computes, and refuse whatever their documentation
+refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MASK = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
 def attention_call(dtype=torch.bfloat16, **changes):
-    """A valid call over three rows: a chunk of 3 tokens, a decode token, and a padding row of none."""
+    """A valid call over three rows: a chunk of 3 tokens, a decode token, and a padding row of
+    none."""
     torch.manual_seed(0)
     call = {
         "query": torch.randn(4, N_Q, D).to(dtype),
@@ -38,18 +40,28 @@ def attention_call(dtype=torch.bfloat16, **changes):
 
 def attend(call):
     call = dict(call)
-    return npu.npu_fused_infer_attention_score_v2(call.pop("query"), call.pop("key"), call.pop("value"), **call)
+    return npu.npu_fused_infer_attention_score_v2(
+        call.pop("query"), call.pop("key"), call.pop("value"), **call
+    )
 
 
 def dense(call, first, last):
-    """The first two rows by torch's own attention, key j visible to position p where first <= p - j <= last."""
+    """The first two rows by torch's own attention, key j visible to position p where first <= p - j
+    <= last."""
     outs = []
-    for (start, end), length, blocks in zip(((0, 3), (3, 4)), (200, 7), call["block_table"], strict=False):
-        k, v = (call[x][blocks.long()].reshape(-1, N_KV, D)[:length].transpose(0, 1) for x in ("key", "value"))
+    for (start, end), length, blocks in zip(
+        ((0, 3), (3, 4)), (200, 7), call["block_table"], strict=False
+    ):
+        k, v = (
+            call[x][blocks.long()].reshape(-1, N_KV, D)[:length].transpose(0, 1)
+            for x in ("key", "value")
+        )
         gap = torch.arange(length - end + start, length)[:, None] - torch.arange(length)
         visible = (gap >= first) & (gap <= last)
         q = call["query"][start:end].transpose(0, 1)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, enable_gqa=True
+        )
         outs.append(out.transpose(0, 1))
     return torch.cat(outs)
 
@@ -76,7 +88,9 @@ def test_a_sink_only_takes_weight():
     with emulation.fp32_arithmetic():
         plain = attend(call)[0]
         none = attend(attention_call(torch.float32, learnable_sink=torch.full((N_Q,), -1e9)))[0]
-        all_weight = attend(attention_call(torch.float32, learnable_sink=torch.full((N_Q,), 1e9)))[0]
+        all_weight = attend(attention_call(torch.float32, learnable_sink=torch.full((N_Q,), 1e9)))[
+            0
+        ]
     torch.testing.assert_close(none, plain)
     assert not all_weight.any()
 
@@ -160,7 +174,11 @@ def test_sizes_that_attention_refuses():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms(dtype):
-    x, residual, weight = torch.randn(5, 3, 64).to(dtype), torch.randn(5, 3, 64).to(dtype), torch.randn(64).to(dtype)
+    x, residual, weight = (
+        torch.randn(5, 3, 64).to(dtype),
+        torch.randn(5, 3, 64).to(dtype),
+        torch.randn(64).to(dtype),
+    )
     expected = torch.nn.functional.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
     torch.testing.assert_close(npu.npu_rms_norm(x, weight, 1e-5)[0], expected)
     y, _, total = npu.npu_add_rms_norm(x, residual, weight, 1e-5)
@@ -172,10 +190,16 @@ def test_rotary():
     """Half mode turns the pair (i, i + D/2), interleave the pair (2i, 2i + 1)."""
     x, angle = torch.randn(1, 7, 3, 8), torch.randn(1, 7, 1, 4)
     cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
-    turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(npu.npu_rotary_mul(x, cos, sin), torch.cat([turned.real, turned.imag], -1))
+    turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.polar(
+        torch.ones_like(angle), angle
+    )
+    torch.testing.assert_close(
+        npu.npu_rotary_mul(x, cos, sin), torch.cat([turned.real, turned.imag], -1)
+    )
     cos, sin = (f(angle[:, :1]).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
-    turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones(4), angle[:, :1])
+    turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(
+        torch.ones(4), angle[:, :1]
+    )
     out = npu.npu_rotary_mul(x.transpose(1, 2), cos, sin, "interleave").transpose(1, 2)
     torch.testing.assert_close(out, torch.view_as_real(turned).flatten(-2))
 
@@ -189,7 +213,11 @@ def test_swiglu():
 def test_scatter_pa_kv_cache(cache_mode):
     k, v, slots = torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.tensor([5, 0, 2])
     k_cache, v_cache = torch.zeros(2, 4, 2, 16), torch.zeros(2, 4, 2, 16)
-    k_nz, v_nz = (torch.zeros(2, 4, 4, 8), torch.zeros(2, 4, 4, 8)) if cache_mode == "PA_NZ" else (k_cache, v_cache)
+    k_nz, v_nz = (
+        (torch.zeros(2, 4, 4, 8), torch.zeros(2, 4, 4, 8))
+        if cache_mode == "PA_NZ"
+        else (k_cache, v_cache)
+    )
     npu.npu_scatter_pa_kv_cache(k, v, k_nz, v_nz, slots, cache_mode=cache_mode)
     k_cache.view(-1, 2, 16)[slots], v_cache.view(-1, 2, 16)[slots] = k, v
     for nz, cache in ((k_nz, k_cache), (v_nz, v_cache)):
@@ -210,20 +238,39 @@ def test_scatter_nd_update():
 def test_top_k_top_p():
     logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.3, 0.2]]))
     ints, floats = (lambda *x: torch.tensor(x, dtype=torch.int32)), (lambda *x: torch.tensor(x))
-    kept = lambda *args: npu.npu_top_k_top_p(*args).isfinite().tolist()  # noqa: E731 - three uses below
-    assert kept(logits, None, ints(1, 2)) == [[False, True, False, False], [True, True, True, False]]
-    assert kept(logits, floats(0.5, 1.0), None) == [[False, True, False, True], [True, True, True, True]]
-    assert kept(logits, floats(0.5, 0.0), ints(3, 4)) == [[False, True, False, True], [False, False, True, False]]
+    kept = lambda *args: npu.npu_top_k_top_p(*args).isfinite().tolist()  # noqa: E731 - short, and used below
+    assert kept(logits, None, ints(1, 2)) == [
+        [False, True, False, False],
+        [True, True, True, False],
+    ]
+    assert kept(logits, floats(0.5, 1.0), None) == [
+        [False, True, False, True],
+        [True, True, True, True],
+    ]
+    assert kept(logits, floats(0.5, 0.0), ints(3, 4)) == [
+        [False, True, False, True],
+        [False, False, True, False],
+    ]
 
 
 def zeros(*shape, dtype=torch.float32):
     return torch.zeros(*shape, dtype=dtype)
 
 
-def kv(shape=(2, 2, 16), cache=(2, 4, 2, 16), slots=(1, 2), slot_type=torch.int32, mode="Norm", value=None, **others):
+def kv(
+    shape=(2, 2, 16),
+    cache=(2, 4, 2, 16),
+    slots=(1, 2),
+    slot_type=torch.int32,
+    mode="Norm",
+    value=None,
+    **others,
+):
     value = zeros(*(value or shape))
     slots = torch.tensor(slots, dtype=slot_type)
-    npu.npu_scatter_pa_kv_cache(zeros(*shape), value, zeros(*cache), zeros(*cache), slots, cache_mode=mode, **others)
+    npu.npu_scatter_pa_kv_cache(
+        zeros(*shape), value, zeros(*cache), zeros(*cache), slots, cache_mode=mode, **others
+    )
 
 
 REFUSED = {

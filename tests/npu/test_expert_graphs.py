@@ -49,7 +49,14 @@ def test_one_graph_holds_for_every_routing():
         "MoeFinalizeRoutingV2": 1,
     }
     assert fused.items() <= dict(found[0].counts).items()
-    assert set(found[0].counts) - fused.keys() == {"Data", "Const", "Cast", "Fill", "ClipByValueV2", "NetOutput"}
+    assert set(found[0].counts) - fused.keys() == {
+        "Data",
+        "Const",
+        "Cast",
+        "Fill",
+        "ClipByValueV2",
+        "NetOutput",
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,9 @@ def test_a_graph_with_another_attribute_is_caught(kind, name, value):
 
     with torch.no_grad(), lowering.caught(run_altered):
         try:
-            out = compiled(case)(case.x, case.logits, *weights, is_padding=case.is_padding)[~case.is_padding]
+            out = compiled(case)(case.x, case.logits, *weights, is_padding=case.is_padding)[
+                ~case.is_padding
+            ]
         except emulation.LimitError:
             return
     assert not torch.allclose(out, experts_out(reference, case), atol=0.1)

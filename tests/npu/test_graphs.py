@@ -1,7 +1,8 @@
-"""Rungs c and d: what the forward compiles to in both graph modes, how often, and that the graph itself is right.
+"""Rungs c and d: what the forward compiles to in both graph modes, how often, and that the graph
+itself is right.
 
-The graphs are those that a device would get. The graph engine's run by the interpreter of Ascend IR, ACL graphs
-operator by operator, both on emulated operators, through whole runs of the engine.
+The graphs are those that a device would get. The graph engine's run by the interpreter of Ascend
+IR, ACL graphs operator by operator, both on emulated operators, through whole runs of the engine.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from nva.forward import make_forward
 from nva.kernels import reference
 from nva.kernels.npu import aclgraph, ge, graph
+from nva.loading.warm_up import filled_batch
 from nva.models.decoder import decode
-from nva.start import filled_batch
 from tests.npu import emulation, folds, lowering, models
 from tests.npu.expected import aclgraph_counts, as_counted, ge_counts, ge_kinds, n_step_inputs
 from tests.npu.test_meaning import ALL_ACTIVE, TOLERANCE
@@ -29,7 +30,10 @@ def run(name, kernels, dtype=torch.float32, **changes):
     limits = folds.limits_for(spec, **{**BUCKETS, **changes})
     with lowering.caught() as found:
         sides = [
-            folds.Side(forward=make_forward(spec, limits, each), params=models.tiny_params(spec, each, dtype))
+            folds.Side(
+                forward=make_forward(spec, limits, each),
+                params=models.tiny_params(spec, each, dtype),
+            )
             for each in (reference, kernels)
         ]
         report = folds.compare(spec, limits, *sides, folds.requests_for(spec), dtype)
@@ -41,14 +45,20 @@ def test_graph_engine(name):
     with emulation.fp32_arithmetic():
         spec, report, found = run(name, ge)
     assert report.deviation < TOLERANCE
-    assert len(found) == len(report.shapes) == 2, "one compilation per shape, whatever the lengths and images"
-    assert 0 < report.n_images < report.n_steps or not spec.vision, "steps with images and steps without"
+    assert len(found) == len(report.shapes) == 2, (
+        "one compilation per shape, whatever the lengths and images"
+    )
+    assert 0 < report.n_images < report.n_steps or not spec.vision, (
+        "steps with images and steps without"
+    )
     for caught in found:
         counts = as_counted(caught)
         assert ge_counts(spec) == {kind: counts.get(kind, 0) for kind in ge_counts(spec)}
         assert set(caught.counts) <= ge_kinds(spec)
         kinds = [info.value_type.name for info in caught.compiled._input_info_list]
-        n_constants = 2 * spec.n_layers + 2 * len(spec.ropes) + bool(spec.rope_axes) + 1  # caches, tables, mask
+        n_constants = (
+            2 * spec.n_layers + 2 * len(spec.ropes) + bool(spec.rope_axes) + 1
+        )  # caches, tables, mask
         n_passed = n_constants + n_step_inputs(spec) + 2  # the lengths are inputs too
         assert kinds.count("TENSOR") == n_passed, "weights are constants"
 
@@ -66,7 +76,8 @@ def test_aclgraph(name):
 
 
 def check_replay(spec, captured):
-    """What a replay does: only the step's own inputs are copied in, and every attention gets new lengths."""
+    """What a replay does: only the step's own inputs are copied in, and every attention gets new
+    lengths."""
     assert len(captured.user_inputs_mapping) == n_step_inputs(spec)
     assert len(captured.mutated_user_inputs) == 2 * spec.n_layers
     assert captured.unupdated_sym_input_index == []  # so one capture per shape
@@ -77,10 +88,19 @@ def check_replay(spec, captured):
 
 @pytest.mark.parametrize("kernels", [ge, aclgraph], ids=["ge", "aclgraph"])
 @pytest.mark.parametrize(
-    "name", ["qwen2", "qwen3, heads wider than the model, tied", ALL_ACTIVE, "gemma3", "minicpm4", models.SEEING]
+    "name",
+    [
+        "qwen2",
+        "qwen3, heads wider than the model, tied",
+        ALL_ACTIVE,
+        "gemma3",
+        "minicpm4",
+        models.SEEING,
+    ],
 )
 def test_half_types_lower_as_they_are(name, kernels):
-    """In bfloat16 the graphs differ (a bias joins its product, logits are cast); all limits on types hold in them."""
+    """In bfloat16 the graphs differ (a bias joins its product, logits are cast); all limits on
+    types hold in them."""
     spec, report, found = run(name, kernels, torch.bfloat16, token_buckets=(256,))
     assert report.deviation < 0.4
     assert len(found) == 1
@@ -95,7 +115,10 @@ def test_more_shapes_than_torch_allows_by_itself():
     buckets = (16, 18, 20, 22, 24, 26, 28, 30, 256)
     spec = models.tiny_spec("llama")
     limits = folds.limits_for(spec, token_buckets=buckets)
-    with emulation.fp32_arithmetic(), lowering.caught(lambda *_: [torch.zeros(6, spec.vocab_size)]) as found:
+    with (
+        emulation.fp32_arithmetic(),
+        lowering.caught(lambda *_: [torch.zeros(6, spec.vocab_size)]) as found,
+    ):
         compute = make_forward(spec, limits, ge)
         params, kv = models.tiny_params(spec, ge), folds.empty_kv(spec, limits, torch.float32)
         for bucket in (*buckets, *buckets):
@@ -104,7 +127,9 @@ def test_more_shapes_than_torch_allows_by_itself():
 
 
 GE_FAULTS = {
-    "PA_NZ left as the cache mode": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(k, v, kc, vc, slots),
+    "PA_NZ left as the cache mode": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(
+        k, v, kc, vc, slots
+    ),
     "K and V swapped": lambda k, v, kc, vc, slots: ge.npu.npu_scatter_pa_kv_cache(
         v, k, kc, vc, slots, cache_mode="Norm"
     ),
@@ -133,12 +158,16 @@ def test_cumulative_context_lens_in_the_graph_are_caught(monkeypatch):
         return lengths._replace(context_lens=lengths.context_lens.cumsum(0))
 
     monkeypatch.setattr(ge, "attention_inputs", cumulative)
-    with emulation.fp32_arithmetic(), pytest.raises(emulation.LimitError, match="don't fit a table"):
+    with (
+        emulation.fp32_arithmetic(),
+        pytest.raises(emulation.LimitError, match="don't fit a table"),
+    ):
         run("llama", ge, token_buckets=(256,))
 
 
 def test_a_decoder_may_use_the_other_cache_write_in_an_aclgraph(monkeypatch):
-    """npugraph_ex lacks the rule by which npu_scatter_pa_kv_cache stays in place; nva registers it."""
+    """npugraph_ex lacks the rule by which npu_scatter_pa_kv_cache stays in place; nva registers
+    it."""
 
     def write_kv(k, v, k_cache, v_cache, slots):
         ge.write_kv(k, v.contiguous(), k_cache, v_cache, slots)
@@ -164,11 +193,15 @@ def test_a_graphs_key_is_the_same_in_every_process():
     )
     assert key == same != other
     assert " at 0x" not in key
-    assert graph.graph_key(functools.partial(decode, models.tiny_spec("llama"), ge), torch.float16) != key
+    assert (
+        graph.graph_key(functools.partial(decode, models.tiny_spec("llama"), ge), torch.float16)
+        != key
+    )
 
 
 def test_graphs_are_kept_and_found_again(tmp_path, monkeypatch):
-    """With NVA_GRAPH_CACHE a second engine compiles nothing and computes the same; another model compiles its own."""
+    """With NVA_GRAPH_CACHE a second engine compiles nothing and computes the same; another model
+    compiles its own."""
     monkeypatch.setenv("NVA_GRAPH_CACHE", str(tmp_path))
     with emulation.fp32_arithmetic():
         runs = [run(name, ge) for name in ("llama", "llama", "qwen2", models.SEEING, models.SEEING)]

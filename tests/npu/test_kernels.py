@@ -1,4 +1,5 @@
-"""Every function of the contract, on the NPU's operators and in the reference, over random shapes."""
+"""Every function of the contract, on the NPU's operators and in the reference, over random
+shapes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def test_norms(seed, n_tokens, n_heads, size):
     )
     for unit_offset in (False, True):
         packed = operators.pack_norm(weight, unit_offset)
-        same([operators.rms_norm(x, packed, 1e-5, unit_offset)], [reference.rms_norm(x, weight, 1e-5, unit_offset)])
+        same(
+            [operators.rms_norm(x, packed, 1e-5, unit_offset)],
+            [reference.rms_norm(x, weight, 1e-5, unit_offset)],
+        )
         same(
             operators.add_rms_norm(x, residual, packed, 1e-5, unit_offset),
             reference.add_rms_norm(x, residual, weight, 1e-5, unit_offset),
@@ -60,7 +64,11 @@ def test_rotary(seed, n_tokens, n_heads, n_kv_heads, dims):
 @few
 @given(seeds, sizes, sizes, sizes)
 def test_linear_and_gate(seed, n_tokens, n_in, n_out):
-    x, weight, bias = normal(seed, n_tokens, n_in), normal(seed + 1, n_out, n_in), normal(seed + 2, n_out)
+    x, weight, bias = (
+        normal(seed, n_tokens, n_in),
+        normal(seed + 1, n_out, n_in),
+        normal(seed + 2, n_out),
+    )
     packed = operators.pack_linear(weight)
     same([operators.linear(x, packed)], [reference.linear(x, weight)])
     same([operators.linear(x, packed, bias)], [reference.linear(x, weight, bias)])
@@ -79,14 +87,16 @@ def experts_out(kernels, case):
 @settings(max_examples=100, deadline=None)
 @given(case=moe_cases())
 def test_experts(case):
-    """Experts without a token, experts with all of them, and padding that is NaN, as are rows beyond the groups."""
+    """Experts without a token, experts with all of them, and padding that is NaN, as are rows
+    beyond the groups."""
     out, expected = experts_out(operators, case), experts_out(reference, case)
     assert expected.isfinite().all()
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
 def sent_to(experts):
-    """A step of 12 tokens, the last 5 of them padding, each sent to the expert of its place in the list."""
+    """A step of 12 tokens, the last 5 of them padding, each sent to the expert of its place in the
+    list."""
     logits = torch.full((12, 4), -9.0)
     logits[torch.arange(12), experts] = 9.0
     return MoeCase(
@@ -131,9 +141,13 @@ def test_writes_and_copies(seed, n_tokens, n_heads, n_copies):
 
 @st.composite
 def rows(draw):
-    """(queries, context) of each row: decode rows, chunks, whole prompts, and rows of no queries at the end."""
+    """(queries, context) of each row: decode rows, chunks, whole prompts, and rows of no queries at
+    the end."""
     contexts = draw(st.lists(st.integers(1, 300), min_size=1, max_size=5))
-    found = [(draw(st.sampled_from(sorted({1, min(7, context), context}))), context) for context in contexts]
+    found = [
+        (draw(st.sampled_from(sorted({1, min(7, context), context}))), context)
+        for context in contexts
+    ]
     return found + [(0, 1)] * draw(st.integers(0, 2))
 
 
@@ -149,7 +163,12 @@ def test_attention(rows, heads, window, has_sinks, seed):
     """Whatever a row doesn't own is NaN in the cache, and never comes out."""
     (n_heads, n_kv_heads), head_dim, n_blocks = heads, 32, 3
     counts, contexts = np.array(rows).T
-    tables = np.random.default_rng(seed).permutation(len(rows) * n_blocks).astype(np.int32).reshape(-1, n_blocks)
+    tables = (
+        np.random.default_rng(seed)
+        .permutation(len(rows) * n_blocks)
+        .astype(np.int32)
+        .reshape(-1, n_blocks)
+    )
     caches = [normal(seed + i, tables.size, BLOCK, n_kv_heads, head_dim) for i in range(2)]
     owned = torch.zeros(tables.size, BLOCK, dtype=torch.bool)
     for table, context in zip(tables, contexts, strict=True):
@@ -158,16 +177,23 @@ def test_attention(rows, heads, window, has_sinks, seed):
     for cache in caches:
         cache[~owned] = torch.nan
     host = Layout(
-        block_tables=tables, query_ends=counts.cumsum().astype(np.int32), context_lens=contexts.astype(np.int32)
+        block_tables=tables,
+        query_ends=counts.cumsum().astype(np.int32),
+        context_lens=contexts.astype(np.int32),
     )
     on_device = Layout(
-        **{name: torch.tensor(getattr(host, name)) for name in ("block_tables", "query_ends", "context_lens")}
+        **{
+            name: torch.tensor(getattr(host, name))
+            for name in ("block_tables", "query_ends", "context_lens")
+        }
     )
     q = normal(seed + 2, counts.sum(), n_heads, head_dim)
     sinks = normal(seed + 3, n_heads) if has_sinks else None
     with emulation.fp32_arithmetic():
         out, expected = (
-            kernels.attention(q, *caches, kernels.attention_inputs(host, on_device, caches[0]), 0.2, window, sinks)
+            kernels.attention(
+                q, *caches, kernels.attention_inputs(host, on_device, caches[0]), 0.2, window, sinks
+            )
             for kernels in (operators, reference)
         )
     assert expected.isfinite().all()

@@ -1,25 +1,26 @@
-"""Rung e: the whole engine on device "npu", with emulated operators as the device and a seam where tensors live.
+"""Rung e: the whole engine on device "npu", with emulated operators as the device and a seam where
+tensors live.
 
-Not run here, ever: placement of tensors, memory asked of a device, capture and replay. docs/npu.md has the list.
-"""
+Not run here, ever: placement of tensors, memory asked of a device, capture and replay. docs/npu.md
+has the list."""
 
 from __future__ import annotations
 
-import sys
-
+import attrs
 import pytest
 import torch
 
 import nva
 from nva import forward
 from nva.kernels.npu import device, operators
+from nva.loading.check import self_check
+from nva.loading.warm_up import shapes
 from nva.models.registry import EMULATED, VERIFIED
-from nva.start import self_check, shapes
+from nva.steps.pack import pack
 from tests.npu import lowering
 from tests.npu.models import CONFIGS, tiny_spec
 from tests.test_images import picture, prompt, servable, text
 
-run = sys.modules["nva.run"]  # nva.run is the function
 PROMPTS = ["The capital of France is", "One, two, three, four,"]
 SMALL = {"max_model_len": 256, "max_rows": 4, "max_batched_tokens": 64}
 
@@ -33,7 +34,9 @@ def emulated_device(monkeypatch):
 
 def answers(model, **options):
     engine = nva.load(str(model), **SMALL, **options)
-    return engine, nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=12, logprobs=2))
+    return engine, nva.generate(
+        engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=12, logprobs=2)
+    )
 
 
 def n_certain(answer):
@@ -49,7 +52,9 @@ def test_real_text_in_eager_mode(demo_model, emulated_device):
     limits = engine.state.limits
     assert limits.block_size == 128
     assert limits.n_blocks == 4 * 2, "what four rows of full length need"
-    for answer, expected in zip(found, answers(demo_model, device="cpu", dtype="bfloat16")[1], strict=True):
+    for answer, expected in zip(
+        found, answers(demo_model, device="cpu", dtype="bfloat16")[1], strict=True
+    ):
         n = n_certain(expected)
         assert n >= 4
         assert answer.token_ids[:n] == expected.token_ids[:n]
@@ -62,14 +67,18 @@ def test_real_text_from_graphs(demo_model, emulated_device, graph):
     with lowering.caught() as found:
         engine = nva.load(str(demo_model), **SMALL, device="npu", dtype="bfloat16", graph=graph)
         n_compiled = len(found)
-        text = nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=6))[0].text
+        text = nva.generate(engine, PROMPTS, nva.SamplingParams(temperature=0, max_tokens=6))[
+            0
+        ].text
     assert "Paris" in text
     assert len(found) == n_compiled
     assert n_compiled >= len(shapes(engine.state.limits))
 
 
 def test_memory_decides_the_size_of_the_cache(demo_model, emulated_device, monkeypatch):
-    monkeypatch.setattr(device, "free_memory", lambda _: (2 << 30) + (20 << 20))  # 20 MiB beyond what is reserved
+    monkeypatch.setattr(
+        device, "free_memory", lambda _: (2 << 30) + (20 << 20)
+    )  # 20 MiB beyond what is reserved
     engine, _ = answers(demo_model, device="npu", dtype="bfloat16", graph="eager")
     block_bytes = 2 * 30 * 128 * 3 * 64 * 2
     assert engine.state.limits.n_blocks == (20 << 20) // block_bytes
@@ -96,7 +105,12 @@ def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device,
 @pytest.fixture(scope="module")
 def seeing_model(tmp_path_factory):
     """Qwen3-VL with heads that the attention kernel takes."""
-    rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    }
     return servable(tmp_path_factory.mktemp("qwen3_vl"), head_dim=32, rope_parameters=rope)
 
 
@@ -109,20 +123,26 @@ MIXED = [
 
 def load_small(model, **options):
     """An engine whose steps are shorter than an image."""
-    return nva.load(str(model), max_model_len=80, max_rows=4, max_batched_tokens=12, dtype="float16", **options)
+    return nva.load(
+        str(model), max_model_len=80, max_rows=4, max_batched_tokens=12, dtype="float16", **options
+    )
 
 
 def logprobs(engine):
     """Of the tokens of texts and images mixed, and of what follows them."""
-    params = nva.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=0, logprobs=0)
+    params = nva.SamplingParams(
+        temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=0, logprobs=0
+    )
     answers = nva.generate(engine, MIXED, params)
-    entries = [entry for answer in answers for entry in (*answer.prompt_logprobs[1:], *answer.logprobs)]
+    entries = [
+        entry for answer in answers for entry in (*answer.prompt_logprobs[1:], *answer.logprobs)
+    ]
     return torch.tensor([entry.logprob for entry in entries])
 
 
 @pytest.mark.parametrize("graph", ["eager", "ge", "aclgraph"])
 def test_images_and_texts_together(seeing_model, emulated_device, monkeypatch, graph):
-    encode, pack, n_patches, cut = forward.encode_image, run.pack, [], []
+    encode, n_patches, cut = forward.encode_image, [], []
 
     def watched_encode(spec, kernels, params, image, device):
         n_patches.append(len(image.patches))
@@ -134,10 +154,12 @@ def test_images_and_texts_together(seeing_model, emulated_device, monkeypatch, g
         return batch, draw
 
     monkeypatch.setattr(forward, "encode_image", watched_encode)
-    monkeypatch.setattr(run, "pack", watched_pack)
     with lowering.caught() as found:
         engine = load_small(seeing_model, device="npu", graph=graph)
-        assert n_patches[-1] == 4 * 16, "the largest that the processor makes, when memory was measured"
+        assert n_patches[-1] == 4 * 16, (
+            "the largest that the processor makes, when memory was measured"
+        )
+        engine.steps = attrs.evolve(engine.steps, pack=watched_pack)
         n_compiled = len(found)
         ours = logprobs(engine)
     assert len(found) == n_compiled

@@ -1,4 +1,5 @@
-"""Rung b: the forward over emulated operators gives the logits of the reference backend, and seeded faults show."""
+"""Rung b: the forward over emulated operators gives the logits of the reference backend, and seeded
+faults show."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ TOLERANCE = 1e-4  # of the logits' standard deviation
 
 
 def compare(name, dtype=torch.float32, tested_spec=None, **changes):
-    """The run of a model on both sides; the tested one may be given another spec, whose weights are the same."""
+    """The run of a model on both sides; the tested one may be given another spec, whose weights are
+    the same."""
     spec = models.tiny_spec(name)
     limits = folds.limits_for(spec, **changes)
     sides = [
-        folds.Side(forward=make_forward(each, limits, kernels), params=models.tiny_params(spec, kernels, dtype))
+        folds.Side(
+            forward=make_forward(each, limits, kernels),
+            params=models.tiny_params(spec, kernels, dtype),
+        )
         for each, kernels in ((spec, reference), (tested_spec or spec, operators))
     ]
     return folds.compare(spec, limits, *sides, folds.requests_for(spec), dtype)
@@ -29,7 +34,9 @@ def compare(name, dtype=torch.float32, tested_spec=None, **changes):
 def happened(report, spec):
     """How often everything happened that should in a run without preemption."""
     others = {"n_preempted"} if spec.vision else {"n_preempted", "n_images", "n_cut"}
-    return attrs.asdict(report, filter=lambda field, _: field.name.startswith("n_") and field.name not in others)
+    return attrs.asdict(
+        report, filter=lambda field, _: field.name.startswith("n_") and field.name not in others
+    )
 
 
 @pytest.mark.parametrize("name", models.CONFIGS)
@@ -43,7 +50,9 @@ def test_logits_are_the_references(name):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"n_blocks": 3}, {"token_buckets": (), "row_buckets": ()}], ids=["tiny pool", "exact"]
+    "changes",
+    [{"n_blocks": 3}, {"token_buckets": (), "row_buckets": ()}],
+    ids=["tiny pool", "exact"],
 )
 def test_preemption_and_exact_shapes_too(changes):
     with emulation.fp32_arithmetic():
@@ -68,13 +77,16 @@ def test_the_real_models_logits_are_the_references(demo_model):
     assert report.deviation < TOLERANCE
 
 
-ALL_ACTIVE = "qwen3 moe, all experts active"  # where some are left out, rounding decides now and then which
+ALL_ACTIVE = (
+    "qwen3 moe, all experts active"  # where some are left out, rounding decides now and then which
+)
 
 
 @pytest.mark.parametrize("dtype", operators.dtypes)
 @pytest.mark.parametrize("name", ["qwen2", ALL_ACTIVE, "gemma3", "minicpm4", models.SEEING])
 def test_half_types_are_taken_as_they_are(name, dtype):
-    """All limits on types hold, and rounding alone, a norm's in another order, tells the two apart."""
+    """All limits on types hold, and rounding alone, a norm's in another order, tells the two
+    apart."""
     assert compare(name, dtype).deviation < 0.4
 
 
@@ -127,12 +139,17 @@ def keys_and_values_swapped(patch):
 
 
 def mask_off_by_one(patch):
-    patch.setattr(operators, "causal_mask", lambda _: torch.ones(2048, 2048, dtype=torch.bool).triu(0))
+    patch.setattr(
+        operators, "causal_mask", lambda _: torch.ones(2048, 2048, dtype=torch.bool).triu(0)
+    )
 
 
 def positions_as_heads_in_rotary(patch):
     """cos and sin broadcast over tokens instead of over heads."""
-    alter = lambda args, options: ((args[0], *[x[:, :1].expand_as(args[1]) for x in args[1:]]), options)  # noqa: E731
+
+    def alter(args, options):
+        return (args[0], *[x[:, :1].expand_as(args[1]) for x in args[1:]]), options
+
     patch.setattr(operators, "npu", Altered("npu_rotary_mul", alter))
 
 
@@ -143,14 +160,19 @@ def halves_swapped_in_rotary(patch):
 
 def window_one_wider(patch):
     def alter(args, options):
-        return args, {**options, **{name: n + 1 for name, n in options.items() if name == "pre_tokens"}}
+        return args, {
+            **options,
+            **{name: n + 1 for name, n in options.items() if name == "pre_tokens"},
+        }
 
     patch.setattr(operators, "npu", Altered(ATTENTION, alter))
 
 
 def residual_is_the_norm(patch):
     whole = operators.add_rms_norm
-    patch.setattr(operators, "add_rms_norm", lambda *args, **options: (whole(*args, **options)[0],) * 2)
+    patch.setattr(
+        operators, "add_rms_norm", lambda *args, **options: (whole(*args, **options)[0],) * 2
+    )
 
 
 def slots_off_by_one(patch):
@@ -171,7 +193,7 @@ GROUPED = "npu_grouped_matmul"
 
 
 def summed_counts(patch):
-    alter = lambda args, options: (args, {**options, "group_list": options["group_list"].cumsum(0)})  # noqa: E731
+    alter = lambda args, options: (args, {**options, "group_list": options["group_list"].cumsum(0)})  # noqa: E731 - passed on at once
     patch.setattr(operators, "npu", Altered(GROUPED, alter))
 
 
@@ -213,7 +235,10 @@ FAULTS = {
     "mask off by one": (mask_off_by_one, "llama"),
     "cos and sin along the heads": (positions_as_heads_in_rotary, "llama"),
     "the other way round in rotary": (halves_swapped_in_rotary, "llama"),
-    "neighbours instead of halves in rotary": (altered("npu_rotary_mul", rotary_mode="interleave"), "llama"),
+    "neighbours instead of halves in rotary": (
+        altered("npu_rotary_mul", rotary_mode="interleave"),
+        "llama",
+    ),
     "no causality": (altered(ATTENTION, sparse_mode=0, atten_mask=None), "llama"),
     "the window left out": (altered(ATTENTION, sparse_mode=3), WINDOWED),
     "a window one wider": (window_one_wider, WINDOWED),
@@ -233,7 +258,10 @@ FAULTS = {
     "experts' weights not normalized": (normalized(False), MOE),
     "experts' weights normalized": (normalized(True), "qwen2 moe"),
     "places in the other order": (altered("npu_moe_finalize_routing", drop_pad_mode=0), MOE),
-    "the last expert left out": (altered("npu_moe_init_routing_v2", active_expert_range=[0, 5]), MOE),
+    "the last expert left out": (
+        altered("npu_moe_init_routing_v2", active_expert_range=[0, 5]),
+        MOE,
+    ),
     "no room for padding": (altered("npu_moe_init_routing_v2", expert_num=6), "qwen2 moe"),
 }
 

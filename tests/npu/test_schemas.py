@@ -1,4 +1,5 @@
-"""Rung a: every operator call that the backend makes fits the real schema and the real shape inference."""
+"""Rung a: every operator call that the backend makes fits the real schema and the real shape
+inference."""
 
 from __future__ import annotations
 
@@ -53,9 +54,13 @@ def expected_calls(spec, mode) -> set[str]:
 
 def meta_inputs(spec, kernels, cache) -> Inputs:
     """A step's inputs without values, but for the lengths on the host."""
-    ints = lambda *shape: torch.empty(shape, dtype=torch.int32, device="meta")  # noqa: E731 - seven uses below
-    host = types.SimpleNamespace(query_ends=np.array([4, 8, 9, 16, 16]), context_lens=np.array([9, 4, 200, 7, 1]))
-    on_device = Layout(block_tables=ints(N_ROWS, 5), query_ends=ints(N_ROWS), context_lens=ints(N_ROWS))
+    ints = lambda *shape: torch.empty(shape, dtype=torch.int32, device="meta")  # noqa: E731 - short, and used below
+    host = types.SimpleNamespace(
+        query_ends=np.array([4, 8, 9, 16, 16]), context_lens=np.array([9, 4, 200, 7, 1])
+    )
+    on_device = Layout(
+        block_tables=ints(N_ROWS, 5), query_ends=ints(N_ROWS), context_lens=ints(N_ROWS)
+    )
     return Inputs(
         token_ids=ints(N_TOKENS),
         positions=ints(3, N_TOKENS) if spec.rope_axes else ints(N_TOKENS),
@@ -65,7 +70,9 @@ def meta_inputs(spec, kernels, cache) -> Inputs:
         rope_tables=rope_tables(spec, 64, torch.device("meta")),
         rope_axes=rope_axes(spec, torch.device("meta")),
         is_padding=torch.empty(N_TOKENS, dtype=torch.bool, device="meta"),
-        features=(torch.empty(N_TOKENS, spec.hidden_size, dtype=cache.dtype, device="meta"),) * n_levels(spec) or None,
+        features=(torch.empty(N_TOKENS, spec.hidden_size, dtype=cache.dtype, device="meta"),)
+        * n_levels(spec)
+        or None,
         is_image=torch.empty(N_TOKENS, 1, dtype=torch.bool, device="meta"),
     )
 
@@ -82,7 +89,9 @@ def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
     spec, kernels = models.tiny_spec(name), CALLS[mode][0]
     params = meta_params(spec, kernels, dtype)
     shape = (9, operators.block_size, spec.n_kv_heads, spec.head_dim)
-    caches = tuple((torch.empty(shape, dtype=dtype, device="meta"),) * 2 for _ in range(spec.n_layers))
+    caches = tuple(
+        (torch.empty(shape, dtype=dtype, device="meta"),) * 2 for _ in range(spec.n_layers)
+    )
     with Recorder() as recorder:
         logits = decode(spec, kernels, params, caches, meta_inputs(spec, kernels, caches[0][0]))
     assert (logits.shape, logits.dtype) == ((N_LOGITS, spec.vocab_size), torch.float32)
@@ -120,18 +129,27 @@ def test_sinks_fit_too():
 
 
 def test_emulated_operators_infer_shapes_as_the_real_ones():
-    """The shapes and types that the emulation gives are those of torch_npu's own shape inference."""
+    """The shapes and types that the emulation gives are those of torch_npu's own shape
+    inference."""
 
     def on_meta(x):
         return x.to("meta") if isinstance(x, torch.Tensor) else x
 
-    floats, cache = torch.randn(4, 4, 32).bfloat16(), torch.zeros(2, 128, 2, 32, dtype=torch.bfloat16)
+    floats, cache = (
+        torch.randn(4, 4, 32).bfloat16(),
+        torch.zeros(2, 128, 2, 32, dtype=torch.bfloat16),
+    )
     keys, experts = floats[:, :2].contiguous(), torch.zeros(4, 2, dtype=torch.int32)
     routing = {
         "active_num": 8, "expert_num": 3, "active_expert_range": [0, 3], "expert_tokens_num_type": 1,
         "expert_tokens_num_flag": True,
     }  # fmt: skip
-    groups = {"group_list": torch.tensor([1, 3]), "split_item": 2, "group_type": 0, "group_list_type": 1}
+    groups = {
+        "group_list": torch.tensor([1, 3]),
+        "split_item": 2,
+        "group_type": 0,
+        "group_list_type": 1,
+    }
     calls = {
         "npu_rms_norm": ((floats, floats[0, 0].clone(), 1e-5), {}),
         "npu_add_rms_norm": ((floats, floats, floats[0, 0].clone(), 1e-5), {}),
@@ -148,11 +166,17 @@ def test_emulated_operators_infer_shapes_as_the_real_ones():
         "npu_scatter_pa_kv_cache": ((keys, keys, cache, cache.clone(), torch.arange(4)), {"cache_mode": "Norm"}),
         "npu_top_k_top_p": ((floats[0], floats[0, :, 0].clamp(0, 1), torch.ones(4, dtype=torch.int32)), {}),
     }  # fmt: skip
-    assert {*calls, ATTENTION} == {name for name in emulation.OPERATORS if not name.startswith("_") and "." not in name}
+    assert {*calls, ATTENTION} == {
+        name for name in emulation.OPERATORS if not name.startswith("_") and "." not in name
+    }
     for name, (args, options) in calls.items():
         operator = getattr(torch.ops.npu, name)
         meta_args, meta_options = tree_map(on_meta, (args, options))
         expected, given = operator(*meta_args, **meta_options), operator(*args, **options)
-        pairs = zip(*[x if isinstance(x, tuple | list) else (x,) for x in (expected, given)], strict=True)
+        pairs = zip(
+            *[x if isinstance(x, tuple | list) else (x,) for x in (expected, given)], strict=True
+        )
         for one, other in pairs:
-            assert one is other is None or (one.shape, one.dtype) == (other.shape, other.dtype), name
+            assert one is other is None or (one.shape, one.dtype) == (other.shape, other.dtype), (
+                name
+            )

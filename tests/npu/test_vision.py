@@ -1,4 +1,5 @@
-"""A vision tower on the NPU's operators: one call's meaning, faults that must show, and the graph it makes if compiled.
+"""A vision tower on the NPU's operators: one call's meaning, faults that must show, and the graph
+it makes if compiled.
 
 What the decoder makes of images is in test_meaning.py and test_graphs.py, with the models that see.
 """
@@ -28,7 +29,9 @@ def test_vision_attention(seed, n_patches, n_heads, head_dim):
     """Of heads that are a part of a wider product, as the tower's are."""
     q, k, v = normal(seed, n_patches, 3 * n_heads, head_dim).split(n_heads, dim=1)
     with emulation.fp32_arithmetic():
-        out, expected = (kernels.vision_attention(q, k, v, 0.2) for kernels in (operators, reference))
+        out, expected = (
+            kernels.vision_attention(q, k, v, 0.2) for kernels in (operators, reference)
+        )
     same([out], [expected])
 
 
@@ -42,7 +45,8 @@ def altered_in_tower(**options):
 
 
 def in_tower(name, faulty):
-    """A kernel that is another one where there are as many keys as queries, as only the tower has them."""
+    """A kernel that is another one where there are as many keys as queries, as only the tower has
+    them."""
     whole = getattr(operators, name)
 
     def kernel(q, k, *rest):
@@ -69,14 +73,26 @@ FAULTS = {
     "key lengths left out": altered_in_tower(actual_seq_kvlen=None),
     "as a cache's block size": altered_in_tower(block_size=128),
     "KV heads left out": altered_in_tower(num_key_value_heads=0),
-    "heads not filled up": lambda patch: patch.setattr(operators, "filled_head_dim", lambda head_dim: head_dim),
-    "the mean of all patches": in_tower("vision_attention", lambda q, k, v, scale: v.mean(0).expand_as(v)),
-    "K and V swapped": in_tower("vision_attention", lambda q, k, v, scale: reference.vision_attention(q, v, k, scale)),
-    "DeepStack after the other layers": altered_features(lambda levels: (levels[0], *levels[:0:-1])),
-    "DeepStack one layer late": altered_features(lambda levels: (levels[0], 0 * levels[1], levels[1])),
+    "heads not filled up": lambda patch: patch.setattr(
+        operators, "filled_head_dim", lambda head_dim: head_dim
+    ),
+    "the mean of all patches": in_tower(
+        "vision_attention", lambda q, k, v, scale: v.mean(0).expand_as(v)
+    ),
+    "K and V swapped": in_tower(
+        "vision_attention", lambda q, k, v, scale: reference.vision_attention(q, v, k, scale)
+    ),
+    "DeepStack after the other layers": altered_features(
+        lambda levels: (levels[0], *levels[:0:-1])
+    ),
+    "DeepStack one layer late": altered_features(
+        lambda levels: (levels[0], 0 * levels[1], levels[1])
+    ),
     "no DeepStack": altered_features(lambda levels: levels[:1]),
     "no rope": in_tower("rotary", lambda q, k, cos, sin: (q, k)),
-    "the other way round in the rope": in_tower("rotary", lambda q, k, cos, sin: reference.rotary(q, k, cos, -sin)),
+    "the other way round in the rope": in_tower(
+        "rotary", lambda q, k, cos, sin: reference.rotary(q, k, cos, -sin)
+    ),
 }
 
 
@@ -113,18 +129,29 @@ TOWER = {
     "MatMulV2": 1 + 2 * 4 + 3 * 2, "PadV3": 2 * 3, "StridedSliceV2": 2, "Identity": 2, "GatherV2": 4 + 8, "Pack": 1,
 }  # fmt: skip
 PLAIN = {"Add", "Cast", "Const", "Data", "Mul", "NetOutput", "Reshape", "Squeeze", "Unsqueeze"}
-"""Two layers and three projections: heads are filled up and cut again, which copies them; three levels are stacked."""
+"""Two layers and three projections: heads are filled up and cut again, which copies them; three
+levels are stacked."""
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-4), (torch.bfloat16, 0.4)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 5e-4), (torch.bfloat16, 0.4)], ids=str
+)
 def test_a_tower_can_be_compiled(dtype, tolerance):
-    """nva doesn't, but one may: it is one graph, of fused operators. Its gelus are all approximations."""
-    picture, at = folds.picture(SPEC, 6, 7, 0), place_patches(SPEC.vision, 6, 7, torch.device("cpu"))
+    """nva doesn't, but one may: it is one graph, of fused operators. Its gelus are all
+    approximations."""
+    picture, at = (
+        folds.picture(SPEC, 6, 7, 0),
+        place_patches(SPEC.vision, 6, 7, torch.device("cpu")),
+    )
     patches = torch.tensor(picture.patches, dtype=dtype)
-    params = [models.tiny_params(SPEC, kernels, dtype)["vision"] for kernels in (reference, operators)]
+    params = [
+        models.tiny_params(SPEC, kernels, dtype)["vision"] for kernels in (reference, operators)
+    ]
     expected = encode_patches(SPEC.vision, reference, params[0], patches, at)
     with torch.inference_mode(), emulation.fp32_arithmetic(), lowering.caught() as found:
-        out = graph.compiled_ge(functools.partial(encode_patches, SPEC.vision, operators))(params[1], patches, at)
+        out = graph.compiled_ge(functools.partial(encode_patches, SPEC.vision, operators))(
+            params[1], patches, at
+        )
     assert float((out - expected).abs().max() / expected.std()) < tolerance
     assert len(found) == 1
     assert {kind: found[0].counts[kind] for kind in TOWER} == TOWER

@@ -1,4 +1,5 @@
-"""Append-only tables and lookups: the newest owner writes in place, every other owner keeps what it has."""
+"""Append-only tables and lookups: the newest owner writes in place, every other owner keeps what it
+has."""
 
 from typing import Any
 
@@ -20,7 +21,7 @@ from nva.state.columns import (
     replace_entries,
     write,
 )
-from nva.state.config import Limits
+from nva.state.limits import Limits
 
 
 def test_the_newest_owner_appends_in_place_and_an_older_one_moves() -> None:
@@ -29,16 +30,22 @@ def test_the_newest_owner_appends_in_place_and_an_older_one_moves() -> None:
     newer = append_entries(table, row, one, [6])
     assert newer is table
     other = append_entries(table, row, one, [7])
-    assert (entries_of(newer, 0, 0, 2).tolist(), entries_of(other, 0, 0, 2).tolist()) == ([5, 6], [5, 7])
+    assert (entries_of(newer, 0, 0, 2).tolist(), entries_of(other, 0, 0, 2).tolist()) == (
+        [5, 6],
+        [5, 7],
+    )
 
 
 Change = tuple[int, int, int, str]
-changes = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), st.integers(0, 9), st.sampled_from("aaart")))
+changes = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 2), st.integers(0, 9), st.sampled_from("aaart"))
+)
 
 
 @given(changes)
 def test_every_table_stays_what_it_was(given_changes: list[Change]) -> None:
-    """Owners in a tree append an entry to a row of any earlier table, replace a row, or copy another one into it."""
+    """Owners in a tree append an entry to a row of any earlier table, replace a row, or copy
+    another one into it."""
     owners: list[tuple[Any, Any]] = [(empty_table(3, 32), np.zeros(3, np.int32))]
     expected: list[list[list[int]]] = [[[], [], []]]
     for parent, row, value, kind in given_changes:
@@ -50,11 +57,18 @@ def test_every_table_stays_what_it_was(given_changes: list[Change]) -> None:
         else:
             source = value % 3
             lists[row] = [value] * row if kind == "r" else list(lists[source])
-            entries = np.array(lists[row], np.int32) if kind == "r" else entries_of(table, source, 0, lengths[source])
+            entries = (
+                np.array(lists[row], np.int32)
+                if kind == "r"
+                else entries_of(table, source, 0, lengths[source])
+            )
             table = replace_entries(table, at, entries, len(lists[row]))
         owners.append((table, write(lengths, row, len(lists[row]))))
         expected.append(lists)
-        found = [[entries_of(table, row, 0, lengths[row]).tolist() for row in range(3)] for table, lengths in owners]
+        found = [
+            [entries_of(table, row, 0, lengths[row]).tolist() for row in range(3)]
+            for table, lengths in owners
+        ]
         assert found == expected
 
 
@@ -68,8 +82,16 @@ def test_several_rows_grow_at_once_those_that_an_older_owner_extends_apart() -> 
     assert entries_at(both, rows, slice(2)).tolist() == [[1, 4], [2, 5]]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.dictionaries(st.integers(0, 5), st.none() | st.integers(0, 9)))))
-def test_every_version_of_a_lookup_stays_what_it_was(updates: list[tuple[int, dict[int, int | None]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.dictionaries(st.integers(0, 5), st.none() | st.integers(0, 9))
+        )
+    )
+)
+def test_every_version_of_a_lookup_stays_what_it_was(
+    updates: list[tuple[int, dict[int, int | None]]],
+) -> None:
     """Versions in a tree, each made of any earlier one, and read in any order."""
     versions, expected = [Lookup[int, int]()], [dict[int, int]()]
     for parent, changes in updates:

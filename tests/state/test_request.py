@@ -1,4 +1,5 @@
-"""What a user may ask: bad values are refused with what was given and what is allowed, before anything else happens."""
+"""What a user may ask: bad values are refused with what was given and what is allowed, before
+anything else happens."""
 
 import inspect
 import math
@@ -7,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from nva.state.config import Limits
+from nva.state.limits import Limits
 from nva.state.request import DEFAULTS, Request, SamplingParams, request, sampling_of
 
 BAD = {
@@ -32,7 +33,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
 def test_a_bad_value_is_refused_by_name(name, value) -> None:
     with pytest.raises(ValueError, match=f"^{name} (is|has) .*give"):
         SamplingParams(**{name: value})
@@ -40,7 +43,11 @@ def test_a_bad_value_is_refused_by_name(name, value) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ours"),
-    [("max_new_tokens", "max_tokens"), ("temprature", "temperature"), ("eos_token_id", "stop_token_ids")],
+    [
+        ("max_new_tokens", "max_tokens"),
+        ("temprature", "temperature"),
+        ("eos_token_id", "stop_token_ids"),
+    ],
 )
 def test_an_unknown_name_suggests_ours(name, ours) -> None:
     with pytest.raises(ValueError, match=f"has no '{name}'; did you mean {ours}"):
@@ -52,7 +59,9 @@ def test_an_unknown_name_suggests_ours(name, ours) -> None:
 def test_the_signature_is_that_of_the_fields() -> None:
     shown = inspect.signature(SamplingParams).parameters
     assert list(shown) == [field.name for field in attrs.fields(SamplingParams)]
-    found = {name: (shown[name].annotation, shown[name].default) for name in ("temperature", "n", "stop")}
+    found = {
+        name: (shown[name].annotation, shown[name].default) for name in ("temperature", "n", "stop")
+    }
     assert found["temperature"] == ("float | None", None)
     assert found["n"] == ("int", 1)
     assert found["stop"] == ("str | Iterable[str] | None", ())
@@ -73,17 +82,33 @@ def test_numbers_of_numpy_become_pythons() -> None:
         logit_bias={np.int64(5): np.float32(1.5)},
     )
     assert params == SamplingParams(
-        temperature=0.5, top_k=-1, max_tokens=3, seed=2**64 - 1, stop_token_ids={3, 4}, logit_bias={5: 1.5}
+        temperature=0.5,
+        top_k=-1,
+        max_tokens=3,
+        seed=2**64 - 1,
+        stop_token_ids={3, 4},
+        logit_bias={5: 1.5},
     )
-    found = (params.temperature, params.max_tokens, *params.stop_token_ids, *params.logit_bias.items())
+    found = (
+        params.temperature,
+        params.max_tokens,
+        *params.stop_token_ids,
+        *params.logit_bias.items(),
+    )
     assert repr(found) == "(0.5, 3, 3, 4, (5, 1.5))"
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "most"), [("top_k", "top_k", 0), ("min_tokens", "min_len", 2), ("logprobs", "n_logprobs", 0)]
+    ("name", "column", "most"),
+    [("top_k", "top_k", 0), ("min_tokens", "min_len", 2), ("logprobs", "n_logprobs", 0)],
 )
 def test_more_than_a_column_holds_is_no_limit(name, column, most) -> None:
-    for value, expected in ((7, 7 + most), (2**31 - 1, 2**31 - 1), (2**31, 2**31 - 1), (2**63 - 1, 2**31 - 1)):
+    for value, expected in (
+        (7, 7 + most),
+        (2**31 - 1, 2**31 - 1),
+        (2**31, 2**31 - 1),
+        (2**63 - 1, 2**31 - 1),
+    ):
         found = request("a", [1, 2], SamplingParams(**{name: value}))
         assert sampling_of(found, seed=0)[column] == expected
         assert getattr(found.params, name) == value
@@ -91,8 +116,14 @@ def test_more_than_a_column_holds_is_no_limit(name, column, most) -> None:
 
 def test_unset_fields_take_the_defaults_given_then_ours() -> None:
     params = SamplingParams(top_p=0.5).resolve({"temperature": 0.3, "top_p": 0.9})
-    assert (params.temperature, params.top_p, params.max_tokens) == (0.3, 0.5, DEFAULTS["max_tokens"])
-    with pytest.raises(ValueError, match="request 1 leaves temperature, .* unset; pass params.resolve"):
+    assert (params.temperature, params.top_p, params.max_tokens) == (
+        0.3,
+        0.5,
+        DEFAULTS["max_tokens"],
+    )
+    with pytest.raises(
+        ValueError, match="request 1 leaves temperature, .* unset; pass params.resolve"
+    ):
         Request(id=1, prompt=request(1, [1]).prompt, params=SamplingParams())
 
 
@@ -117,7 +148,10 @@ def test_a_prompt_is_at_least_one_token_id(prompt) -> None:
         ({"token_buckets": (8, 4), "row_buckets": (9,)}, "ascending"),
         ({"token_buckets": (8,), "row_buckets": (9,)}, "below max_batched_tokens"),
         ({"token_buckets": (2048,), "row_buckets": (64,)}, r"below max_rows \+ 1"),
-        ({"token_buckets": (2048,), "row_buckets": (65,), "max_model_len": 9}, "pad by up to 2047 tokens"),
+        (
+            {"token_buckets": (2048,), "row_buckets": (65,), "max_model_len": 9},
+            "pad by up to 2047 tokens",
+        ),
     ],
 )
 def test_bad_limits_are_refused(sizes, message) -> None:

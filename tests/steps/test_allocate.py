@@ -5,16 +5,17 @@ import numpy as np
 import pytest
 
 from nva.state.blocks import Found, Key, empty_blocks, free_ids
-from nva.state.config import Limits
 from nva.state.engine import check, empty, is_busy
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.policy import by_priority
 from nva.state.request import SamplingParams, request
 from nva.state.rows import block_table, running, token_ids
 from nva.steps.allocate import fork, release, share, take, vacate
 from nva.steps.commit import abort, commit
 from nva.steps.pack import pack
-from nva.steps.schedule import schedule, withdraw
+from nva.steps.recover import withdraw
+from nva.steps.schedule import schedule
 from nva.steps.submit import submit
 from nva.testing import toy_sample, toy_tokens
 from nva.testing.toy import ToyKV, toy_forward
@@ -63,7 +64,9 @@ def stepped(state, kv):
 
 def test_a_fork_shares_all_blocks_and_copies_only_the_open_one() -> None:
     kv = ToyKV.empty(LIMITS)
-    state = submit(empty(LIMITS), [request(0, [1, 2, 3, 4, 5], SamplingParams(temperature=0, max_tokens=9))])
+    state = submit(
+        empty(LIMITS), [request(0, [1, 2, 3, 4, 5], SamplingParams(temperature=0, max_tokens=9))]
+    )
     state, _, _ = stepped(state, kv)
     (row,) = running(state.rows).tolist()
     state, (twin,) = fork(state, row)
@@ -114,7 +117,9 @@ def test_abort_tells_the_tokens_so_far_of_every_sample() -> None:
 def test_submitting_is_all_or_nothing() -> None:
     state = empty(LIMITS)
     good, bad = request(0, [1]), request(1, [9])
-    with pytest.raises(ValueError, match=r"request 1: the prompt has token id 9; the vocabulary is \[0, 7\)"):
+    with pytest.raises(
+        ValueError, match=r"request 1: the prompt has token id 9; the vocabulary is \[0, 7\)"
+    ):
         submit(state, [good, bad])
     assert not state.waiting
     with pytest.raises(ValueError, match="request id 0 is in flight already"):
@@ -124,10 +129,14 @@ def test_submitting_is_all_or_nothing() -> None:
 
 
 def test_rows_that_a_failed_step_preempted_stay_preempted() -> None:
-    """Their blocks were taken and written by others before the step failed; whoever goes on must not read them."""
+    """Their blocks were taken and written by others before the step failed; whoever goes on must
+    not read them."""
     limits = attrs.evolve(LIMITS, n_blocks=4, block_size=1, prefix_caching=False)
     kv, params = ToyKV.empty(limits), SamplingParams(temperature=0, max_tokens=4)
-    state = submit(empty(limits, by_priority), [request(i, [i], attrs.evolve(params, priority=i)) for i in (1, 2)])
+    state = submit(
+        empty(limits, by_priority),
+        [request(i, [i], attrs.evolve(params, priority=i)) for i in (1, 2)],
+    )
     while state.blocks.n_free or len(running(state.rows)) < 2:
         state, _, _ = stepped(state, kv)
     planned, plan = schedule(state)

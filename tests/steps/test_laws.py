@@ -1,4 +1,5 @@
-"""The laws of the engine over random events: arrivals, steps, aborts and forks, with pools that run short."""
+"""The laws of the engine over random events: arrivals, steps, aborts and forks, with pools that run
+short."""
 
 from collections import Counter
 
@@ -10,14 +11,28 @@ from hypothesis import strategies as st
 
 from nva.state.blocks import Key
 from nva.state.columns import freeze
-from nva.state.config import Limits
 from nva.state.engine import EngineState, empty, is_busy
 from nva.state.errors import InvariantError
+from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.state.rows import running, update
-from nva.steps import allocate, pack, prefix, schedule
+from nva.steps import allocate, pack, prefix, recover, schedule
 from nva.steps.submit import submit
-from nva.testing import Arrive, Event, Fail, Fork, Run, Step, Steps, ToyKV, events, fold, folds, limits, policies
+from nva.testing import (
+    Arrive,
+    Event,
+    Fail,
+    Fork,
+    Run,
+    Step,
+    Steps,
+    ToyKV,
+    events,
+    fold,
+    folds,
+    limits,
+    policies,
+)
 from nva.testing.folds import apply
 from nva.testing.laws import snapshot
 from nva.testing.reference import Decisions, ReferenceEngine
@@ -30,17 +45,26 @@ def cases(draw: st.DrawFn) -> tuple[Limits, list[Event]]:
 
 
 def test_laws_hold_over_random_events() -> None:
-    """Conservation, progress, write exclusivity, key identity, transparency, budgets, atomicity, poison, purity."""
+    """Conservation, progress, write exclusivity, key identity, transparency, budgets, atomicity,
+    poison, purity."""
     seen: Counter[str] = Counter()
 
-    n_examples = settings().max_examples  # at least 300, always the same ones if few, to have seen everything happen
+    n_examples = (
+        settings().max_examples
+    )  # at least 300, always the same ones if few, to have seen everything happen
 
-    @settings(max_examples=max(300, n_examples), derandomize=n_examples < 2_000 or settings().derandomize)
+    @settings(
+        max_examples=max(300, n_examples), derandomize=n_examples < 2_000 or settings().derandomize
+    )
     @given(cases(), policies())
     def laws_hold(case, policy):
         run = fold(case[1], case[0], policy)
         seen.update(
-            preempted=run.n_preempted, hit=run.n_hit, copied=run.n_copied, chunked=run.n_chunked, forked=len(run.forked)
+            preempted=run.n_preempted,
+            hit=run.n_hit,
+            copied=run.n_copied,
+            chunked=run.n_chunked,
+            forked=len(run.forked),
         )
 
     laws_hold()
@@ -49,13 +73,21 @@ def test_laws_hold_over_random_events() -> None:
 
 @given(cases(), policies())
 def test_decisions_equal_the_mutable_reference(case, policy) -> None:
-    """Who computes what, who is preempted, what is copied and found: as an engine of lists and dicts decides it."""
+    """Who computes what, who is preempted, what is copied and found: as an engine of lists and
+    dicts decides it."""
     size, given_events = case
-    reference, run = ReferenceEngine(size, policy), Run(state=empty(size, policy), kv=ToyKV.empty(size))
+    reference, run = (
+        ReferenceEngine(size, policy),
+        Run(state=empty(size, policy), kv=ToyKV.empty(size)),
+    )
 
     def compared(state):
         after, plan = schedule.schedule(state)
-        names = zip(after.rows.arrival[plan.rows].tolist(), after.rows.sample[plan.rows].tolist(), strict=True)
+        names = zip(
+            after.rows.arrival[plan.rows].tolist(),
+            after.rows.sample[plan.rows].tolist(),
+            strict=True,
+        )
         work = zip(plan.starts.tolist(), plan.counts.tolist(), strict=True)
         assert reference.step() == Decisions(
             computed=dict(zip(names, work, strict=True)),
@@ -77,9 +109,17 @@ def test_decisions_equal_the_mutable_reference(case, policy) -> None:
 
 def test_a_row_that_is_preempted_and_placed_again_may_find_a_block_that_it_gave_up() -> None:
     size = Limits(
-        vocab_size=7, max_model_len=9, n_blocks=11, block_size=1, max_rows=2, max_batched_tokens=6, max_scored_tokens=1
+        vocab_size=7,
+        max_model_len=9,
+        n_blocks=11,
+        block_size=1,
+        max_rows=2,
+        max_batched_tokens=6,
+        max_scored_tokens=1,
     )
-    slow = request(0, [1, 2, 1, 1, 2], SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1))
+    slow = request(
+        0, [1, 2, 1, 1, 2], SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1)
+    )
     short = request(1, [1, 2, 1, 1, 2, 1, 0, 0], SamplingParams(temperature=0, max_tokens=1))
     twin = request(2, [1, 2, 1, 1, 2], SamplingParams(temperature=0, max_tokens=4))
     assert fold([Arrive(requests=(slow, short, twin))], size).n_preempted
@@ -107,14 +147,17 @@ def test_progress_is_bounded_under_a_hostile_policy(case, random) -> None:
         ranks = freeze(np.array([random.random() for _ in state.rows.rank]))
         waiting = tuple(attrs.evolve(entry, rank=random.random()) for entry in state.waiting)
         waiting = tuple(sorted(waiting, key=lambda entry: entry.order))
-        return schedule.schedule(attrs.evolve(state, rows=attrs.evolve(state.rows, rank=ranks), waiting=waiting))
+        return schedule.schedule(
+            attrs.evolve(state, rows=attrs.evolve(state.rows, rank=ranks), waiting=waiting)
+        )
 
     fold(case[1], case[0], steps=Steps(schedule=hostile))
 
 
 @given(cases(), policies())
 def test_replay_gives_the_same_states_and_older_states_stay_usable(case, policy) -> None:
-    """Purity: every state of a run can be continued again after newer states were made of it, with the same results."""
+    """Purity: every state of a run can be continued again after newer states were made of it, with
+    the same results."""
     size, given_events = case
     run = Run(state=empty(size, policy), kv=ToyKV.empty(size))
     states, values = [run.state], [snapshot(run.state)]
@@ -137,7 +180,9 @@ def test_shapes_are_bounded_by_the_buckets(data) -> None:
     size = data.draw(limits(max_rows=3, max_batched_tokens=8))
     size = attrs.evolve(size, token_buckets=(2, 4, 8), row_buckets=(2, 4))
     run = fold(data.draw(events(size)), size)
-    assert len(run.shapes) <= 3 * 2 * 2  # token buckets, row buckets, logits without and with prompt scores
+    assert (
+        len(run.shapes) <= 3 * 2 * 2
+    )  # token buckets, row buckets, logits without and with prompt scores
     assert {shape[0] for shape in run.shapes} <= {2, 4, 8}
     assert {shape[1] for shape in run.shapes} <= {2, 4}
 
@@ -175,7 +220,9 @@ def advance_one_short(state, row_ids, counts):
 
 def publish_before_it_is_full(state, row_ids):
     rows = state.rows
-    early = update(rows, row_ids, n_computed=rows.n_computed[row_ids] + 1, n_known=rows.n_known[row_ids] + 1)
+    early = update(
+        rows, row_ids, n_computed=rows.n_computed[row_ids] + 1, n_known=rows.n_known[row_ids] + 1
+    )
     return attrs.evolve(PUBLISH(attrs.evolve(state, rows=early), row_ids), rows=rows)
 
 
@@ -185,7 +232,9 @@ def pad_into_the_pool(views, n, n_rows, size):
 
 
 def keep_what_a_failed_step_overwrote(state, plan, batch):
-    return schedule.withdraw(state, plan, attrs.evolve(batch, slots=batch.slots[:0], copies=batch.copies[:0]))
+    return recover.withdraw(
+        state, plan, attrs.evolve(batch, slots=batch.slots[:0], copies=batch.copies[:0])
+    )
 
 
 SHARE, SLOTS_DUE, MATCH, RUNNING = allocate.share, allocate._slots_due, prefix.match, running
@@ -204,7 +253,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS])
+@pytest.mark.parametrize(
+    ("module", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS]
+)
 def test_the_laws_catch_a_faulty_step(module, name, fault, monkeypatch) -> None:
     """Each seeded fault is found within a few hundred runs: the laws above can fail."""
     monkeypatch.setattr(module, name, fault)

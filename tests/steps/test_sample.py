@@ -1,7 +1,8 @@
-"""The sampler against brute force and statistics: filters, penalties, log-probabilities, noise and its independence.
+"""The sampler against brute force and statistics: filters, penalties, log-probabilities, noise and
+its independence.
 
-Read sample.py first. Every draw is a pure function of its key, so the statistics here are the same on every run.
-"""
+Read sample.py first. Every draw is a pure function of its key, so the statistics here are the same
+on every run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ RNG = np.random.default_rng(0)
 
 
 def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), scored=(), k=0, **fields):
-    """A Draw with a sample for each of these logits rows; numbers are the same for all, arrays are one for each."""
+    """A Draw with a sample for each of these logits rows; numbers are the same for all, arrays are
+    one for each."""
     params = np.zeros(len(rows), SAMPLING)
     for name, value in (NEUTRAL | fields).items():
         params[name] = value
@@ -36,7 +38,9 @@ def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), scored=(), k
         params=params,
         samples=column(samples),
         positions=column(positions),
-        penalized=tuple((j, np.array(history, np.int32), n_prompt) for j, history, n_prompt in penalized),
+        penalized=tuple(
+            (j, np.array(history, np.int32), n_prompt) for j, history, n_prompt in penalized
+        ),
         bias_at=np.array([at[:2] for at in bias], np.int32).reshape(-1, 2),
         bias=np.array([at[2] for at in bias], np.float64),
         score_rows=score_rows,
@@ -126,7 +130,8 @@ def test_noise_of_neighbours_is_uncorrelated(varied):
 
 
 def assert_fits(counts, probs):
-    """Pearson's chi-square test at 5 standard deviations (approximation of Wilson and Hilferty 1931)."""
+    """Pearson's chi-square test at 5 standard deviations (approximation of Wilson and Hilferty
+    1931)."""
     counts, expected = counts[probs > 0], probs[probs > 0] * counts.sum()
     assert counts.sum() == expected.sum().round() and expected.min() > 5
     df = len(counts) - 1
@@ -146,13 +151,17 @@ def softmax(x):
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 3.0])
 def test_frequencies_are_the_softmax(varied, temperature):
     n = 40_000
-    tokens = tokens_of(LOGITS[None], draw_of([0] * n, temperature=temperature, **{varied: np.arange(n)}))
+    tokens = tokens_of(
+        LOGITS[None], draw_of([0] * n, temperature=temperature, **{varied: np.arange(n)})
+    )
     assert_fits(np.bincount(tokens, minlength=12), softmax(LOGITS / temperature))
 
 
 @pytest.mark.parametrize("keeps_three", [{"top_k": 3}, {"top_p": 0.65}, {"min_p": 0.3}])
 def test_frequencies_are_the_renormalised_softmax_of_what_is_kept(keeps_three):
-    tokens = tokens_of(LOGITS[None], draw_of([0] * 20_000, positions=np.arange(20_000), **keeps_three))
+    tokens = tokens_of(
+        LOGITS[None], draw_of([0] * 20_000, positions=np.arange(20_000), **keeps_three)
+    )
     likeliest = np.argsort(-LOGITS)[:3]
     probs = np.zeros(12)
     probs[likeliest] = softmax(LOGITS[likeliest])
@@ -162,7 +171,9 @@ def test_frequencies_are_the_renormalised_softmax_of_what_is_kept(keeps_three):
 @pytest.mark.parametrize("varied", ["seed", "samples", "positions"])
 def test_neighbouring_draws_are_independent(varied):
     n = 40_000
-    tokens = tokens_of(LOGITS[None, :5], draw_of([0] * n, **{varied: np.arange(n)})).astype(np.int64)
+    tokens = tokens_of(LOGITS[None, :5], draw_of([0] * n, **{varied: np.arange(n)})).astype(
+        np.int64
+    )
     probs = softmax(LOGITS[:5])
     for lag in (1, 2, 256):
         pairs = np.bincount(tokens[:-lag] * 5 + tokens[lag:], minlength=25)
@@ -173,7 +184,8 @@ def test_neighbouring_draws_are_independent(varied):
 
 
 def kept_by_hand(gaps, params, slack):
-    """Which tokens stay, one by one from the definition; slack widens each bound where rounding could decide."""
+    """Which tokens stay, one by one from the definition; slack widens each bound where rounding
+    could decide."""
     weights, n = np.exp(-gaps.astype(np.float64)), len(gaps)
     k = params["top_k"] if 0 < params["top_k"] < n else n
     passes_min_p = weights >= params["min_p"] * (1 - slack)
@@ -181,12 +193,18 @@ def kept_by_hand(gaps, params, slack):
     kept = passes_min_p & (gaps < np.inf)
     for i in range(n):
         is_likelier = gaps < gaps[i]
-        passes_top_p = params["top_p"] == 1 or weights[is_likelier].sum() < (params["top_p"] + slack) * mass
+        passes_top_p = (
+            params["top_p"] == 1 or weights[is_likelier].sum() < (params["top_p"] + slack) * mass
+        )
         kept[i] &= is_likelier.sum() < k and passes_top_p
     return kept
 
 
-BOTH_P = {"temperature": 1.0, "top_p": 0.5, "min_p": 0.5}  # min_p leaves 0.4 and 0.3, and half of that is below 0.4
+BOTH_P = {
+    "temperature": 1.0,
+    "top_p": 0.5,
+    "min_p": 0.5,
+}  # min_p leaves 0.4 and 0.3, and half of that is below 0.4
 
 
 @given(row=logit_rows, params=st.lists(filters, min_size=1, max_size=4))
@@ -199,13 +217,17 @@ def test_filters_keep_what_their_definition_keeps(row, params):
     before = gaps.numpy().copy()
     filter_gaps(gaps, draw_of([0] * len(params), **columns).params)
     for kept, of, all_gaps in zip((gaps < torch.inf).numpy(), params, before, strict=True):
-        assert (kept_by_hand(all_gaps, of, -1e-5) <= kept).all() and (kept <= kept_by_hand(all_gaps, of, 1e-5)).all()
+        assert (kept_by_hand(all_gaps, of, -1e-5) <= kept).all() and (
+            kept <= kept_by_hand(all_gaps, of, 1e-5)
+        ).all()
         assert kept[np.argmax(row)]
 
 
 @given(row=logit_rows, top_p=st.floats(0.01, 1), min_p=st.sampled_from([0.0, 0.1]))
 def test_searching_and_sorting_find_the_same_nucleus(row, top_p, min_p):
-    x = torch.tensor([[*row, -100.0]], dtype=torch.float32)  # a last token, so that top_k leaves something out
+    x = torch.tensor(
+        [[*row, -100.0]], dtype=torch.float32
+    )  # a last token, so that top_k leaves something out
 
     def kept(top_p, top_k):
         gaps = x.max() - x
@@ -218,12 +240,19 @@ def test_searching_and_sorting_find_the_same_nucleus(row, top_p, min_p):
 
 def test_ties_at_the_edge_stay_together():
     row = [1.0, 3.0, 1.0, 2.0, 1.0, 0.0]
-    for params in ({"top_k": 3}, {"top_p": 0.8}, {"top_k": 3, "top_p": 0.999}, {"min_p": np.float32(np.exp(-2.0001))}):
+    for params in (
+        {"top_k": 3},
+        {"top_p": 0.8},
+        {"top_k": 3, "top_p": 0.999},
+        {"min_p": np.float32(np.exp(-2.0001))},
+    ):
         tokens = tokens_of([row], draw_of([0] * 2000, positions=np.arange(2000), **params))
         assert set(tokens) == {0, 1, 2, 3, 4}, params
 
 
-@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-6}])
+@pytest.mark.parametrize(
+    "narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-6}]
+)
 def test_the_narrowest_filter_is_greedy(narrow):
     logits = RNG.normal(size=(200, 50)).astype(np.float32)
     assert (tokens_of(logits, draw_of(range(200), **narrow)) == logits.argmax(-1)).all()
@@ -277,13 +306,17 @@ def test_repetition_penalty_agrees_with_transformers():
     logits = torch.tensor(RNG.normal(size=(3, 40)), dtype=torch.float32)
     histories = RNG.integers(0, 40, (3, 15))
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(histories), logits.clone())
-    draw = draw_of(range(3), penalized=[(j, histories[j], 5) for j in range(3)], repetition_penalty=1.3)
+    draw = draw_of(
+        range(3), penalized=[(j, histories[j], 5) for j in range(3)], repetition_penalty=1.3
+    )
     np.testing.assert_allclose(adjusted(logits, draw), expected, rtol=1e-6)
 
 
 def test_a_penalty_that_overflows_gives_the_largest_number():
     draw = draw_of([0], penalized=[(0, [0, 1], 1)], repetition_penalty=1e-3)
-    np.testing.assert_array_equal(adjusted([[1e38, -2.0]], draw), np.float32([[np.finfo(np.float32).max, -0.002]]))
+    np.testing.assert_array_equal(
+        adjusted([[1e38, -2.0]], draw), np.float32([[np.finfo(np.float32).max, -0.002]])
+    )
 
 
 def test_bias_is_added_after_penalties():
@@ -303,7 +336,9 @@ def test_a_banned_token_is_never_drawn_and_a_forced_one_always():
     assert (tokens_of([[0.0, 0.0, -50.0, 2.0]], forced) == 2).all()
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str
+)
 def test_where_every_token_is_banned_none_is_given(params):
     logits = torch.randn(2, 5)
     bans = [(0, token, -np.inf) for token in range(5)]
@@ -317,7 +352,9 @@ def test_where_every_token_is_banned_none_is_given(params):
 
 def random_draw(data, n_rows, n_tokens):
     samples = data.draw(st.lists(st.integers(0, n_rows - 1), min_size=1, max_size=8), label="rows")
-    fields = {name: [] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty")}
+    fields = {
+        name: [] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty")
+    }
     for _ in samples:
         for name, value in data.draw(filters).items():
             fields[name].append(value)
@@ -328,9 +365,15 @@ def random_draw(data, n_rows, n_tokens):
     fields["seed"] = np.array(fields["seed"], np.uint64)
     some = st.lists(st.integers(0, len(samples) - 1), unique=True)
     tokens = st.integers(0, n_tokens - 1)
-    penalized = [(j, data.draw(st.lists(tokens, min_size=2, max_size=5)), 1) for j in data.draw(some)]
-    bias = [(j, data.draw(tokens), data.draw(st.sampled_from([-np.inf, 1.5]))) for j in data.draw(some)]
-    return draw_of(samples, samples=np.arange(len(samples)), penalized=penalized, bias=bias, **fields)
+    penalized = [
+        (j, data.draw(st.lists(tokens, min_size=2, max_size=5)), 1) for j in data.draw(some)
+    ]
+    bias = [
+        (j, data.draw(tokens), data.draw(st.sampled_from([-np.inf, 1.5]))) for j in data.draw(some)
+    ]
+    return draw_of(
+        samples, samples=np.arange(len(samples)), penalized=penalized, bias=bias, **fields
+    )
 
 
 @given(data=st.data(), rows_per_slice=st.sampled_from([1, 2, 1000]))
@@ -338,26 +381,34 @@ def test_a_token_is_the_same_alone_and_in_any_batch(data, rows_per_slice):
     n_rows, n_tokens = 5, 11
     eighths = st.lists(st.integers(-24, 24), min_size=n_tokens, max_size=n_tokens)
     logits = np.array(data.draw(st.lists(eighths, min_size=n_rows, max_size=n_rows))) / 8
-    logits[data.draw(st.integers(0, n_rows - 1))] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 0.0]))
+    logits[data.draw(st.integers(0, n_rows - 1))] = data.draw(
+        st.sampled_from([np.nan, np.inf, -np.inf, 0.0])
+    )
     draw = random_draw(data, n_rows, n_tokens)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_module, "_CPU_SLICE", rows_per_slice * n_tokens * 4)
         together = tokens_of(logits, draw)
-        order = data.draw(st.permutations(range(len(together))))[: data.draw(st.integers(1, len(together)))]
+        order = data.draw(st.permutations(range(len(together))))[
+            : data.draw(st.integers(1, len(together)))
+        ]
         assert (tokens_of(logits, taken(draw, order)) == together[order]).all()
     assert ((together >= 0) & (together < n_tokens)).all()
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0], ids=["flat", "peaked"])
 @pytest.mark.parametrize("temperature", [1e-3, 0.7, 1.5])
-@pytest.mark.parametrize("options", [{}, {"min_p": 0.02}, {"top_k": 3}, {"top_k": 20, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"min_p": 0.02}, {"top_k": 3}, {"top_k": 20, "top_p": 0.8}], ids=str
+)
 def test_looking_at_few_tokens_gives_what_looking_at_all_gives(spread, temperature, options):
     """Exactly: the same noise and the same gaps, compared among the same tokens or more."""
     n, n_tokens = 40, 6000
     logits = RNG.normal(size=(n, n_tokens)) * spread + 9 * (RNG.random((n, n_tokens)) < 0.01)
     draw = draw_of(range(n), temperature=temperature, samples=range(n), **options)
     x = torch.tensor(logits, dtype=torch.float32)
-    gaps = (x - x.amax(-1, keepdim=True)) / -torch.tensor(draw.params["temperature"][:, None].copy())
+    gaps = (x - x.amax(-1, keepdim=True)) / -torch.tensor(
+        draw.params["temperature"][:, None].copy()
+    )
     filter_gaps(gaps, draw.params)
     noise = gumbel(torch.tensor(row_keys(draw, np.arange(n))), n_tokens)
     assert tokens_of(x, draw).tolist() == (noise - gaps).numpy().argmax(-1).tolist()
@@ -377,7 +428,9 @@ def test_rows_that_are_not_finite_are_told_and_disturb_no_other(bad):
     spoiled[2] = bad
     spoiled[4, 7] = bad
     kinds = {"temperature": [0, 1, 1, 1], "top_k": [0, 0, 0, 5], "top_p": [1, 1, 0.8, 0.9]}
-    draw = draw_of(np.repeat(np.arange(6), 4), **{name: np.tile(values, 6) for name, values in kinds.items()})
+    draw = draw_of(
+        np.repeat(np.arange(6), 4), **{name: np.tile(values, 6) for name, values in kinds.items()}
+    )
     healthy = sample(torch.tensor(logits), draw)
     result = sample(torch.tensor(spoiled), draw)
     is_bad = np.isin(draw.logit_rows, [2] if bad == -np.inf else [2, 4])
@@ -388,9 +441,15 @@ def test_rows_that_are_not_finite_are_told_and_disturb_no_other(bad):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("params", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.9}]
+)
 def test_extreme_logits(temperature, params):
-    rows = [[-1e30, 1e30, 0, -np.inf], [-np.inf, -np.inf, -1e30, -np.inf], [-3e38, -3e38, 3e38, -3e38]]
+    rows = [
+        [-1e30, 1e30, 0, -np.inf],
+        [-np.inf, -np.inf, -1e30, -np.inf],
+        [-3e38, -3e38, 3e38, -3e38],
+    ]
     result = sample(torch.tensor(rows), draw_of(range(3), temperature=temperature, **params))
     assert result.tokens.tolist() == [1, 2, 2] and result.is_finite.all()
 
@@ -421,7 +480,9 @@ def check_logprobs(found, logits, rows, tokens, k):
     np.testing.assert_allclose(found.chosen, chosen[:, 0], atol=1e-5)
     assert (found.ranks == 1 + (scores > chosen).sum(1)).all()
     np.testing.assert_allclose(found.top, -np.sort(-scores, axis=1)[:, :k], atol=1e-5)
-    np.testing.assert_allclose(found.top, np.take_along_axis(scores, found.top_tokens, 1), atol=1e-5)
+    np.testing.assert_allclose(
+        found.top, np.take_along_axis(scores, found.top_tokens, 1), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows_per_slice", [1, 3, 1000])
@@ -447,7 +508,9 @@ def test_logprobs_are_of_the_raw_distribution(monkeypatch, rows_per_slice, k):
 
 
 def test_equal_tokens_share_a_rank():
-    found = sample(torch.tensor([[2.0, 5.0, 5.0, 1.0]]), draw_of([], scored=[(0, t) for t in range(4)])).scores
+    found = sample(
+        torch.tensor([[2.0, 5.0, 5.0, 1.0]]), draw_of([], scored=[(0, t) for t in range(4)])
+    ).scores
     assert found is not None and found.ranks.tolist() == [3, 1, 1, 4]
 
 
@@ -460,10 +523,23 @@ def test_no_logprobs_unless_asked():
 
 
 def test_nothing_waits_for_the_device():
-    """Tensors on the meta device have no values, so an operation that had to read one there would raise."""
-    params = {"temperature": [0, 1, 1, 1, 1], "top_k": [0, 0, 5, 0, 3], "top_p": [1, 1, 1, 0.9, 0.5], "min_p": 0.01}
-    draw = draw_of(range(5), bias=[(0, 1, 2.0)], penalized=[(2, [1, 2, 3], 1)], frequency_penalty=0.1, **params)
+    """Tensors on the meta device have no values, so an operation that had to read one there would
+    raise."""
+    params = {
+        "temperature": [0, 1, 1, 1, 1],
+        "top_k": [0, 0, 5, 0, 3],
+        "top_p": [1, 1, 1, 0.9, 0.5],
+        "min_p": 0.01,
+    }
+    draw = draw_of(
+        range(5), bias=[(0, 1, 2.0)], penalized=[(2, [1, 2, 3], 1)], frequency_penalty=0.1, **params
+    )
     logits = torch.empty(5, 64, device="meta")
     picked = choose(logits, draw)
     assert picked.shape == (2, 5)
-    assert [tensor.shape for tensor in logprobs(logits, draw.logit_rows, picked[0], 3)] == [(5,), (5,), (5, 3), (5, 3)]
+    assert [tensor.shape for tensor in logprobs(logits, draw.logit_rows, picked[0], 3)] == [
+        (5,),
+        (5,),
+        (5, 3),
+        (5, 3),
+    ]

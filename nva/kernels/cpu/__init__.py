@@ -1,8 +1,9 @@
-"""The kernels of a CPU: compiled on first use by the machine's own C++ compiler, or the reference where there is none.
+"""The kernels of a CPU: compiled on first use by the machine's own C++ compiler, or the reference
+where there is none.
 
-The law: what serves is said: where nothing can be compiled, a line on stderr tells what is missing and what it costs.
-Read next: operators.py, the functions; attention.cpp and matmul.h, what they compute; build.py, how they are built.
-"""
+The law: what serves is said: where nothing can be compiled, a line on stderr tells what is missing
+and what it costs. Read next: operators.py, the functions; attention.cpp and matmul.h, what they
+compute; build.py, how they are built."""
 
 from __future__ import annotations
 

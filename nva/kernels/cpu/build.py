@@ -1,8 +1,9 @@
-"""From the C++ files beside this one to a loaded library, compiled once for each machine, compiler and source.
+"""From the C++ files beside this one to a loaded library, compiled once for each machine, compiler
+and source.
 
-The law: a library in the cache is complete, and made of these sources for this processor; its name is a hash of both.
-It is plain C at its border: no header of torch or Python is needed, none of their versions can break it, and it
-compiles in seconds. Read next: operators.py, which calls it.
+The law: a library in the cache is complete, and made of these sources for this processor; its name
+is a hash of both. It is plain C at its border: no header of torch or Python is needed, none of
+their versions can break it, and it compiles in seconds. Read next: operators.py, which calls it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class BuildError(RuntimeError):
 
 
 def library() -> ctypes.CDLL:
-    """The library, compiled if the cache has none. Raises BuildError without a compiler, or where it fails."""
+    """The library, compiled if the cache has none. Raises BuildError without a compiler, or where
+    it fails."""
     if fcntl is None:
         raise BuildError("the CPU kernels are compiled on Linux and macOS only")
     compiler = _compiler()
-    flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native")
+    flags = (
+        *FLAGS,
+        "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native",
+    )
     path = _cache() / f"cpu-{_key(compiler, flags)}.so"
     if not path.exists():
         with _locked(path.with_suffix(".lock")):
@@ -52,7 +57,9 @@ def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         if name and (found := shutil.which(name)):
             return found
-    raise BuildError("no C++ compiler was found to build the CPU kernels with; install g++ (or name one in CXX)")
+    raise BuildError(
+        "no C++ compiler was found to build the CPU kernels with; install g++ (or name one in CXX)"
+    )
 
 
 def _cache() -> Path:
@@ -77,14 +84,24 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
 
 
 @functools.cache
 def _openmp() -> tuple[str, ...]:
-    """The OpenMP runtime that torch has loaded, for the linker: with another one, each would keep its own threads."""
-    folder, name = Path(torch.__file__).parent, "libomp*.dylib" if sys.platform == "darwin" else "libgomp*"
-    return tuple(str(path) for place in (folder / "lib", folder.with_name("torch.libs")) for path in place.glob(name))
+    """The OpenMP runtime that torch has loaded, for the linker: with another one, each would keep
+    its own threads."""
+    folder, name = (
+        Path(torch.__file__).parent,
+        "libomp*.dylib" if sys.platform == "darwin" else "libgomp*",
+    )
+    return tuple(
+        str(path)
+        for place in (folder / "lib", folder.with_name("torch.libs"))
+        for path in place.glob(name)
+    )
 
 
 def _link_flags() -> tuple[str, ...]:
@@ -111,8 +128,15 @@ class _locked:
 def _build(path: Path, compiler: str, flags: tuple[str, ...]) -> None:
     """Compile every source at once, link, and move the whole library to its place."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        objects = {source: Path(folder, source.stem + ".o") for source in sorted(SOURCES.glob("*.cpp"))}
-        _run([[compiler, *flags, "-c", str(source), "-o", str(out)] for source, out in objects.items()])
+        objects = {
+            source: Path(folder, source.stem + ".o") for source in sorted(SOURCES.glob("*.cpp"))
+        }
+        _run(
+            [
+                [compiler, *flags, "-c", str(source), "-o", str(out)]
+                for source, out in objects.items()
+            ]
+        )
         whole = Path(folder, path.name)
         names = [str(out) for out in objects.values()]
         _run([[compiler, "-shared", *names, *_link_flags(), *flags, "-o", str(whole)]])

@@ -1,8 +1,8 @@
-"""Memory for the kernels: it begins at a cache line, and for weights it lies on huge pages where the system has them.
+"""Memory for the kernels: it begins at a cache line, and for weights it lies on huge pages where
+the system has them.
 
-The law: what is given is nobody else's for as long as a tensor or array looks at it. Read next: operators.py for what
-lies on huge pages, tape.py for what is computed in between.
-"""
+The law: what is given is nobody else's for as long as a tensor or array looks at it. Read next:
+operators.py for what lies on huge pages, tape.py for what is computed in between."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def aligned(n_bytes: int) -> np.ndarray:
 
 
 def on_huge_pages(n_rows: int, n_columns: int, dtype: torch.dtype) -> Tensor:
-    """Memory for a weight, small ones side by side in chunks. Finding the pages of weights on small ones, and thereby
-    forgetting where those of the cache are, takes a fifth of a decode step."""
+    """Memory for a weight, small ones side by side in chunks. Finding the pages of weights on small
+    ones, and thereby forgetting where those of the cache are, takes a fifth of a decode step."""
     global _chunk
     n_bytes = n_rows * n_columns * dtype.itemsize
     if n_bytes >= _HUGE:

@@ -1,9 +1,9 @@
 """The kernels of a CPU, compiled: what the C++ files beside this one compute, called on tensors.
 
-The law is the contract's: reference.py's results up to rounding. float32 and bfloat16 are compiled; float16, which CPUs
-are slow at, goes to the reference. Each call costs two or three microseconds, so what a call needs is looked up once.
-Read next: linear.cpp, pointwise.cpp, experts.cpp and attention.cpp, in this order; tape.py, which replays these calls.
-"""
+The law is the contract's: reference.py's results up to rounding. float32 and bfloat16 are compiled;
+float16, which CPUs are slow at, goes to the reference. Each call costs two or three microseconds,
+so what a call needs is looked up once. Read next: linear.cpp, pointwise.cpp, experts.cpp and
+attention.cpp, in this order; tape.py, which replays these calls."""
 
 from __future__ import annotations
 
@@ -79,12 +79,16 @@ def _bound(name: str, dtype: torch.dtype) -> Any:
     return function
 
 
-_COMPILED = {name: {dtype: _bound(name, dtype) for dtype in (torch.float32, torch.bfloat16)} for name in _ARGUMENTS}
+_COMPILED = {
+    name: {dtype: _bound(name, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    for name in _ARGUMENTS
+}
 _WIDTH = _LIBRARY.panel_width()
 
 
 def _or_reference(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with the compiled one for its first tensor's dtype; the reference's for a dtype without."""
+    """The function, with the compiled one for its first tensor's dtype; the reference's for a dtype
+    without."""
     compiled_for, plain = _COMPILED[function.__name__], getattr(reference, function.__name__)
 
     @functools.wraps(function)
@@ -109,7 +113,8 @@ class Packed(NamedTuple):
 
 
 def pack_linear(weight: Tensor) -> Packed | Tensor:
-    """A weight [.., N, K] in panels, as large as before but for rounding up. float16 stays as it is."""
+    """A weight [.., N, K] in panels, as large as before but for rounding up. float16 stays as it
+    is."""
     run = _COMPILED["pack"].get(weight.dtype)
     if run is None:
         return weight
@@ -117,7 +122,9 @@ def pack_linear(weight: Tensor) -> Packed | Tensor:
     n_experts, n, k = experts.shape
     pair = 4 // weight.element_size()
     n_panels, k_packed = -(-n // _WIDTH), -(-k // pair) * pair
-    panels = on_huge_pages(n_experts * n_panels, k_packed * _WIDTH, weight.dtype).view(n_experts, n_panels, -1)
+    panels = on_huge_pages(n_experts * n_panels, k_packed * _WIDTH, weight.dtype).view(
+        n_experts, n_panels, -1
+    )
     for place, expert in zip(panels, experts, strict=True):
         run(place.data_ptr(), expert.contiguous().data_ptr(), n, k)
     return Packed(panels if weight.dim() == 3 else panels[0], n, k_packed)
@@ -133,7 +140,16 @@ def linear(x: Tensor, weight: Packed | Tensor, bias: Tensor | None = None) -> Te
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
     added = None if bias is None else bias.data_ptr()
-    call(_COMPILED["linear"][x.dtype], x.data_ptr(), panels.data_ptr(), added, out.data_ptr(), out.numel() // n, n, k)
+    call(
+        _COMPILED["linear"][x.dtype],
+        x.data_ptr(),
+        panels.data_ptr(),
+        added,
+        out.data_ptr(),
+        out.numel() // n,
+        n,
+        k,
+    )
     return out
 
 
@@ -190,7 +206,8 @@ def moe(
     normalize: bool,
     is_padding: Tensor,
 ) -> Tensor:
-    """x [T, H] -> [T, H]. A token's result has the same bits in every batch, on any number of threads."""
+    """x [T, H] -> [T, H]. A token's result has the same bits in every batch, on any number of
+    threads."""
     if not (isinstance(gate_up, Packed) and isinstance(down, Packed)):
         return reference.moe(x, logits, gate_up, down, n_active, normalize, is_padding)
     x, logits, is_padding = x.contiguous(), logits.contiguous(), is_padding.contiguous()
@@ -198,7 +215,13 @@ def moe(
     gathered = torch.empty((n_tokens * n_active, k), dtype=x.dtype)
     inner = torch.empty((n_tokens * n_active, n_gates), dtype=x.dtype)
     out = torch.empty((n_tokens, hidden), dtype=x.dtype)
-    inputs = x.data_ptr(), logits.data_ptr(), gate_up.panels.data_ptr(), down.panels.data_ptr(), is_padding.data_ptr()
+    inputs = (
+        x.data_ptr(),
+        logits.data_ptr(),
+        gate_up.panels.data_ptr(),
+        down.panels.data_ptr(),
+        is_padding.data_ptr(),
+    )
     places = gathered.data_ptr(), inner.data_ptr(), out.data_ptr()
     sizes = n_tokens, hidden, n_gates // 2, n_experts, n_active
     call(_COMPILED["moe"][x.dtype], *inputs, *places, *sizes, normalize)
@@ -213,7 +236,17 @@ def rotary(run: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
     q_out = torch.empty((n_tokens, n_heads, size), dtype=q.dtype)
     k_out = torch.empty((n_tokens, n_kv_heads, size), dtype=q.dtype)
     inputs = q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), cos.data_ptr(), sin.data_ptr()
-    call(run, *inputs, q_out.data_ptr(), k_out.data_ptr(), n_tokens, n_heads, n_kv_heads, size, cos.shape[1])
+    call(
+        run,
+        *inputs,
+        q_out.data_ptr(),
+        k_out.data_ptr(),
+        n_tokens,
+        n_heads,
+        n_kv_heads,
+        size,
+        cos.shape[1],
+    )
     return q_out, k_out
 
 
@@ -223,7 +256,8 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _is_compiled_for(cache: Tensor) -> bool:
-    """Whether keys lie in this cache as attention.h says, in pairs of numbers; the reference has others to itself."""
+    """Whether keys lie in this cache as attention.h says, in pairs of numbers; the reference has
+    others to itself."""
     return cache.dtype in _COMPILED["attention"] and cache.shape[-1] % 2 == 0
 
 
@@ -233,7 +267,9 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         return reference.write_kv(k, v, k_cache, v_cache, slots)
     k, v, run = _heads(k), _heads(v), _COMPILED["write_kv"][k.dtype]
     caches = k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:]
-    return call(run, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *caches, slots.data_ptr(), len(k))
+    return call(
+        run, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *caches, slots.data_ptr(), len(k)
+    )
 
 
 class Inputs(NamedTuple):
@@ -250,12 +286,23 @@ def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Any:
     n_rows, width = host.block_tables.shape
     tables = np.zeros((n_rows, 1 << (width - 1).bit_length()), np.int32)
     tables[:, :width] = host.block_tables
-    return _inputs((tables, *(np.ascontiguousarray(each, np.int32) for each in (host.query_ends, host.context_lens))))
+    return _inputs(
+        (
+            tables,
+            *(
+                np.ascontiguousarray(each, np.int32)
+                for each in (host.query_ends, host.context_lens)
+            ),
+        )
+    )
 
 
 def _inputs(arrays: tuple[np.ndarray, ...]) -> Inputs:
     tables, ends, lengths = arrays
-    return Inputs((tables.ctypes.data, tables.shape[1], ends.ctypes.data, lengths.ctypes.data, len(ends)), arrays)
+    return Inputs(
+        (tables.ctypes.data, tables.shape[1], ends.ctypes.data, lengths.ctypes.data, len(ends)),
+        arrays,
+    )
 
 
 def compiled(compute: Compute) -> Compute:
@@ -267,7 +314,8 @@ _STEP = ("token_ids", "positions", "slots", "logit_index", "is_padding")
 
 
 def _step_arrays(inputs: Any) -> tuple[np.ndarray, ...] | None:
-    """What differs between steps of one shape; None where the reference computes, or an image comes in."""
+    """What differs between steps of one shape; None where the reference computes, or an image comes
+    in."""
     if not isinstance(inputs.attention, Inputs) or inputs.features is not None:
         return None
     tensors = [getattr(inputs, name) for name in _STEP]
@@ -290,7 +338,8 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, Nq, D] -> [T, Nq, D]. A row's result has the same bits in every batch, on any number of threads."""
+    """q [T, Nq, D] -> [T, Nq, D]. A row's result has the same bits in every batch, on any number of
+    threads."""
     if not isinstance(inputs, Inputs):
         return reference.attention(q, k_cache, v_cache, inputs, scale, window, sinks)
     run = _COMPILED["attention"][q.dtype]

@@ -1,11 +1,12 @@
-"""A small step as a list of calls: written down once for each shape of the batch, then run without the Python code that
-made them. That code takes as long for one token as for a thousand, and is a good part of a decode step.
+"""A small step as a list of calls: written down once for each shape of the batch, then run without
+the Python code that made them. That code takes as long for one token as for a thousand, and is a
+good part of a decode step.
 
-The law: a tape computes what the function computes. What differs between two steps of one shape is copied in; all else
-(addresses, sizes, the order of calls) is on the tape. CUDA graphs and ACL graphs work in this way. Python code between
-the calls, as a kernel of a user's own may have, is on no tape: so a tape must prove itself before it is used.
-Read next: operators.py, which calls its kernels through `call`, and says what differs between steps.
-"""
+The law: a tape computes what the function computes. What differs between two steps of one shape is
+copied in; all else (addresses, sizes, the order of calls) is on the tape. CUDA graphs and ACL
+graphs work in this way. Python code between the calls, as a kernel of a user's own may have, is on
+no tape: so a tape must prove itself before it is used. Read next: operators.py, which calls its
+kernels through `call`, and says what differs between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from nva.kernels import Compute
 from nva.kernels.cpu.memory import aligned
 
 MOST_TOKENS = 64
-"""Tokens of a step for which a tape is made: with more, the kernels take far longer than the code between them."""
+"""Tokens of a step for which a tape is made: with more, the kernels take far longer than the code
+between them."""
 
 MOST_TAPES = 64
 """Tapes that are kept, those that were used last: half a megabyte each for 30 layers."""
@@ -37,7 +39,11 @@ Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 Steps = Callable[[Any], "tuple[np.ndarray, ...] | None"]
 WithSteps = Callable[[Any, Sequence[np.ndarray]], Any]
 
-_ALLOCATE = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default}
+_ALLOCATE = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+}
 
 
 class _Recording(threading.local):
@@ -64,10 +70,10 @@ def _boxed(kind: Any, value: Any) -> Any:
 def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute:
     """`compute(params, caches, inputs)`, replayed where its shape came before.
 
-    arrays_of(inputs) are the arrays that differ between steps, or None where no tape can be made; with_arrays(inputs,
-    arrays) are the inputs with others in their place. Other parameters or caches begin anew. What a step writes, it
-    may write twice: a shape's second step is recorded, its third is replayed and computed, and the two compared.
-    """
+    arrays_of(inputs) are the arrays that differ between steps, or None where no tape can be made;
+    with_arrays(inputs, arrays) are the inputs with others in their place. Other parameters or
+    caches begin anew. What a step writes, it may write twice: a shape's second step is recorded,
+    its third is replayed and computed, and the two compared."""
     tapes: dict[Any, Tape | None] = {}
     constants: list[Any] = [None] * 3
     arena, is_taped = Arena(), True
@@ -102,10 +108,15 @@ def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute
 
 
 def _advanced(
-    tape: Tape | None, is_first: bool, arrays: Sequence[np.ndarray], again: Callable[..., Tensor], arena: Arena
+    tape: Tape | None,
+    is_first: bool,
+    arrays: Sequence[np.ndarray],
+    again: Callable[..., Tensor],
+    arena: Arena,
 ) -> tuple[Tensor, Tape | None]:
-    """The result of a shape's next step, and its tape after that: none after the first, which may never come back,
-    one after the second, a proven one from the third on. again(arrays) computes the step."""
+    """The result of a shape's next step, and its tape after that: none after the first, which may
+    never come back, one after the second, a proven one from the third on. again(arrays) computes
+    the step."""
     if is_first:
         return again(arrays), None
     if tape is None:
@@ -138,7 +149,9 @@ class Tape:
         return self.result()
 
 
-def record(compute: Callable[[], Tensor], arrays: tuple[np.ndarray, ...], arena: Arena) -> tuple[Tensor, Tape]:
+def record(
+    compute: Callable[[], Tensor], arrays: tuple[np.ndarray, ...], arena: Arena
+) -> tuple[Tensor, Tape]:
     """Compute once; the result, and the tape of how it came about."""
     calls = _recording.calls = []
     try:
@@ -149,7 +162,9 @@ def record(compute: Callable[[], Tensor], arrays: tuple[np.ndarray, ...], arena:
     return result.clone(), Tape(arrays=arrays, result=_last(calls, arena.lent(result)), calls=calls)
 
 
-def prove(tape: Tape, arrays: Sequence[np.ndarray], compute: Callable[[], Tensor]) -> tuple[Tensor, Tape]:
+def prove(
+    tape: Tape, arrays: Sequence[np.ndarray], compute: Callable[[], Tensor]
+) -> tuple[Tensor, Tape]:
     """The result, and the tape as one that gives it. Raises NotOnTape if it gives another."""
     replayed = tape.replay(arrays)
     result = compute()
@@ -159,7 +174,8 @@ def prove(tape: Tape, arrays: Sequence[np.ndarray], compute: Callable[[], Tensor
 
 
 def _last(calls: Calls, place: Tensor) -> Callable[[], Tensor]:
-    """What gives the result in memory of its own: the last call, taken off the tape, if it can; else a copy."""
+    """What gives the result in memory of its own: the last call, taken off the tape, if it can;
+    else a copy."""
     function, arguments = calls[-1]
     if function is not _again or arguments[1][-1].data_ptr() != place.data_ptr():
         return place.clone
@@ -168,7 +184,8 @@ def _last(calls: Calls, place: Tensor) -> Callable[[], Tensor]:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down torch's operators, and has every tensor made in the arena. Views need no call: memory stays put."""
+    """Writes down torch's operators, and has every tensor made in the arena. Views need no call:
+    memory stays put."""
 
     def __init__(self, calls: Calls, arena: Arena) -> None:
         super().__init__()
@@ -176,7 +193,8 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to skip it, torch would first import it, which takes a second amid the second step."""
+        """No: to skip it, torch would first import it, which takes a second amid the second
+        step."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -185,7 +203,9 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func in _ALLOCATE:
             return self.arena.empty_like(out)
-        if func._schema.returns and not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(out)):
+        if func._schema.returns and not any(
+            isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(out)
+        ):
             raise NotOnTape(f"{func} tells Python what a tensor holds")
         again = functools.partial(func, *self._lent(args), **self._lent(kwargs))
         if func._schema.is_mutable:
@@ -208,12 +228,17 @@ def _again(function: Callable[[], Any], places: list[Tensor]) -> None:
 
 
 def _storages(tree: Any) -> set[int]:
-    return {leaf.untyped_storage().data_ptr() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+    return {
+        leaf.untyped_storage().data_ptr()
+        for leaf in _pytree.tree_leaves(tree)
+        if isinstance(leaf, Tensor)
+    }
 
 
 class Arena:
-    """Memory for what a step computes in between, shared by all tapes, of which one runs at a time. While a tape is
-    made, what a tensor no longer needs is used again, as any allocator does; a tape fixes who was given what."""
+    """Memory for what a step computes in between, shared by all tapes, of which one runs at a time.
+    While a tape is made, what a tensor no longer needs is used again, as any allocator does; a tape
+    fixes who was given what."""
 
     def __init__(self) -> None:
         self.free: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # by size
@@ -233,7 +258,8 @@ class Arena:
         return self.empty_like(tensor).copy_(tensor)
 
     def lent(self, tensor: Tensor) -> Tensor:
-        """The same view of the memory, for a tape: it doesn't keep the memory from being used again."""
+        """The same view of the memory, for a tape: it doesn't keep the memory from being used
+        again."""
         memory = self.owned.get(tensor.untyped_storage().data_ptr())
         if memory is None:
             return tensor

@@ -1,8 +1,8 @@
 """The backend for Huawei Ascend NPUs (910B and 910C), the only place that names torch_npu.
 
-The law: importing this package imports no torch_npu, so that support.py can judge an installation that lacks it.
-Read next: operators.py for the calls, graph.py for the graph modes, support.py for which of them an installation has.
-"""
+The law: importing this package imports no torch_npu, so that support.py can judge an installation
+that lacks it. Read next: operators.py for the calls, graph.py for the graph modes, support.py for
+which of them an installation has."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _MODULES = {"eager": "operators", "ge": "ge", "aclgraph": "aclgraph"}
 
 
 def choose(heads: Heads, graph: str = "auto") -> Kernels:
-    """The kernels in the graph mode that is asked for, or in the best one that works here, which is said on stderr.
+    """The kernels in the graph mode that is asked for, or in the best one that works here, which is
+    said on stderr.
 
     Raises ValueError where torch_npu is missing, and for a mode that won't work.
     """
     if importlib.util.find_spec("torch_npu") is None:
-        raise ValueError("device 'npu' needs torch_npu: pip install 'nva[npu]', then run `nva doctor`")
+        raise ValueError(
+            "device 'npu' needs torch_npu: pip install 'nva[npu]', then run `nva doctor`"
+        )
     mode, reason = choose_mode(graph, probe(), heads)
     if graph == "auto":
         print(f"nva: NPU graph mode {mode} ({reason})", file=sys.stderr)
@@ -31,7 +34,8 @@ def choose(heads: Heads, graph: str = "auto") -> Kernels:
 
 
 def probe() -> Installation:
-    """What this process's torch_npu has. Features are looked for; versions only decide what can't be looked at."""
+    """What this process's torch_npu has. Features are looked for; versions only decide what can't
+    be looked at."""
     import torch
     import torch_npu
 

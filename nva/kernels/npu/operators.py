@@ -1,9 +1,10 @@
-"""The kernels on an Ascend NPU: the contract of nva/kernels, each function one fused operator of torch_npu.
+"""The kernels on an Ascend NPU: the contract of nva/kernels, each function one fused operator of
+torch_npu.
 
-The law: one forward serves every graph mode, and only the lengths differ in form: host lists here (eager and ACL
-graphs), device tensors in ge.py (graph engine), which also writes the cache with another operator. Limits of the
-operators are quoted where they bind. Read next: graph.py, which compiles a forward over these functions.
-"""
+The law: one forward serves every graph mode, and only the lengths differ in form: host lists here
+(eager and ACL graphs), device tensors in ge.py (graph engine), which also writes the cache with
+another operator. Limits of the operators are quoted where they bind. Read next: graph.py, which
+compiles a forward over these functions."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ _RESERVED = 2 << 30  # bytes
 
 
 class Lengths(NamedTuple):
-    """What the attention operator wants to know about B rows. The last query end is T; context lengths are per row,
-    never cumulative, because the cache is paged."""
+    """What the attention operator wants to know about B rows. The last query end is T; context
+    lengths are per row, never cumulative, because the cache is paged."""
 
     block_tables: Tensor  # [B, M] int32
     query_ends: Any  # [B] list of int, or int64 tensor for the graph engine
@@ -41,17 +42,21 @@ class Lengths(NamedTuple):
 
 @functools.cache
 def causal_mask(device: torch.device) -> Tensor:
-    """The one mask that sparse modes 3 and 4 take, whatever the lengths: True strictly above the diagonal."""
+    """The one mask that sparse modes 3 and 4 take, whatever the lengths: True strictly above the
+    diagonal."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
 
 
-def buckets(max_batched_tokens: int, max_rows: int, max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def buckets(
+    max_batched_tokens: int, max_rows: int, max_model_len: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """None: operators take every shape as it is."""
     return (), ()
 
 
 def cache_memory(device: torch.device) -> int:
-    """What is free, but for communication buffers, the graphs' own memory and what other processes may yet take."""
+    """What is free, but for communication buffers, the graphs' own memory and what other processes
+    may yet take."""
     return seam.free_memory(device) - _RESERVED
 
 
@@ -61,7 +66,8 @@ def compiled(compute: Compute) -> Compute:
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """The weight [..., N, K] as [..., K, N]: the product is then one operator, without a transpose."""
+    """The weight [..., N, K] as [..., K, N]: the product is then one operator, without a
+    transpose."""
     return weight.mT.contiguous()
 
 
@@ -76,8 +82,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -> Tensor:
-    """x [..., H]. The weight is multiplied in float32, so bfloat16 rounds once where the reference rounds twice; a unit
-    offset is in it already."""
+    """x [..., H]. The weight is multiplied in float32, so bfloat16 rounds once where the reference
+    rounds twice; a unit offset is in it already."""
     return npu.npu_rms_norm(x, weight, eps)[0]
 
 
@@ -100,13 +106,20 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
 
 
 def moe(
-    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, n_active: int, normalize: bool, is_padding: Tensor
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    n_active: int,
+    normalize: bool,
+    is_padding: Tensor,
 ) -> Tensor:
-    """x [T, H] routed, sorted by expert, multiplied group by group, put back and added; counts stay on the device.
+    """x [T, H] routed, sorted by expert, multiplied group by group, put back and added; counts stay
+    on the device.
 
-    Padding is "finished" for the router, which sends it to expert E, outside the range of those that are active. So its
-    rows come after all groups, no product computes them, and their places are -1, which the last operator can't read.
-    """
+    Padding is "finished" for the router, which sends it to expert E, outside the range of those
+    that are active. So its rows come after all groups, no product computes them, and their places
+    are -1, which the last operator can't read."""
     n_tokens, n_experts = logits.shape
     weights, experts, _ = npu.npu_moe_gating_top_k_softmax(logits.float(), is_padding, n_active)
     if normalize:
@@ -124,19 +137,26 @@ def moe(
     grouped = silu_mul(_grouped_linear(grouped, gate_up, counts))
     grouped = _grouped_linear(grouped, down, counts)
     places, weights = places.clamp(min=0), weights.to(x.dtype)
-    # Mode 2: places lie token by token, as the operator above gives them. Mode 0, the default, has expert by expert.
-    return npu.npu_moe_finalize_routing(grouped, None, None, None, weights, places, None, drop_pad_mode=2)
+    # Mode 2: places lie token by token, as the operator above gives them. Mode 0, the default, has
+    # expert by expert.
+    return npu.npu_moe_finalize_routing(
+        grouped, None, None, None, weights, places, None, drop_pad_mode=2
+    )
 
 
 def _grouped_linear(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """x [R, K] -> [R, N]: counts[e] rows times weights[e] [K, N], expert after expert; what follows is undefined."""
+    """x [R, K] -> [R, N]: counts[e] rows times weights[e] [K, N], expert after expert; what follows
+    is undefined."""
     # split_item 2: one result; group_type 0: rows are grouped; group_list_type 1: by counts.
-    (out,) = npu.npu_grouped_matmul([x], [weights], group_list=counts, split_item=2, group_type=0, group_list_type=1)
+    (out,) = npu.npu_grouped_matmul(
+        [x], [weights], group_list=counts, split_item=2, group_type=0, group_list_type=1
+    )
     return out
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q [T, Nq, D] and k [T, Nk, D] in the operator's layout BSND, with B = 1 and S = T; cos and sin [T, R]."""
+    """q [T, Nq, D] and k [T, Nk, D] in the operator's layout BSND, with B = 1 and S = T; cos and
+    sin [T, R]."""
     cos, sin = cos[None, :, None], sin[None, :, None]
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
@@ -155,14 +175,18 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 
 def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
-    """Blocks copies[:, 0] onto copies[:, 1], in place; the gather is a copy, so reads come first."""
+    """Blocks copies[:, 0] onto copies[:, 1], in place; the gather is a copy, so reads come
+    first."""
     sources, targets = copies.unbind(1)
     for cache in (k_cache, v_cache):
-        npu.npu_scatter_nd_update_(cache, targets[:, None].contiguous(), cache.index_select(0, sources))
+        npu.npu_scatter_nd_update_(
+            cache, targets[:, None].contiguous(), cache.index_select(0, sources)
+        )
 
 
 def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Lengths:
-    """Lengths as host lists, which torch.ops.npu demands: a tensor would be copied to the host and waited for."""
+    """Lengths as host lists, which torch.ops.npu demands: a tensor would be copied to the host and
+    waited for."""
     ends, lens = host.query_ends.tolist(), host.context_lens.tolist()
     return Lengths(on_device.block_tables, ends, lens, causal_mask(k_cache.device))
 
@@ -176,10 +200,11 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """npu_fused_infer_attention_score_v2 in layout TND over the paged cache, for decode and prefill rows mixed.
+    """npu_fused_infer_attention_score_v2 in layout TND over the paged cache, for decode and prefill
+    rows mixed.
 
-    Sparse mode 3 is causal, aligned at each row's end; mode 4 is a band that also ends `pre_tokens` before the query.
-    """
+    Sparse mode 3 is causal, aligned at each row's end; mode 4 is a band that also ends `pre_tokens`
+    before the query."""
     # torchair.ops takes the lengths as tensors, and exists for the graph engine alone.
     operators = torchair.ops if isinstance(inputs.query_ends, Tensor) else npu
     band = {} if window is None else {"pre_tokens": window - 1, "next_tokens": 0}
@@ -206,9 +231,8 @@ def attention(
 def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """q, k, v [P, N, D] -> [P, N, D] by the same operator, with neither cache nor mask.
 
-    Without a cache key lengths are a running sum too, here of one image. Heads are filled up with zeros, which change
-    no product, to a size that the operator takes.
-    """
+    Without a cache key lengths are a running sum too, here of one image. Heads are filled up with
+    zeros, which change no product, to a size that the operator takes."""
     n_patches, n_heads, head_dim = q.shape
     n_zeros = filled_head_dim(head_dim) - head_dim
     q, k, v = (F.pad(each, (0, n_zeros)) if n_zeros else each.contiguous() for each in (q, k, v))

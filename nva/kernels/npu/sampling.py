@@ -1,8 +1,8 @@
 """top_k and top_p on an NPU: npu_top_k_top_p, for the samples that lie within its limits.
 
-The law: which way a sample goes depends on its own parameters alone, so its tokens don't depend on its batch mates.
-Read next: filter_gaps in steps/sample.py, the meaning, which also serves the samples beyond the limits.
-"""
+The law: which way a sample goes depends on its own parameters alone, so its tokens don't depend on
+its batch mates. Read next: filter_gaps in steps/sample.py, the meaning, which also serves the
+samples beyond the limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_TOP_K = 1024
 
 
 def make_filter_gaps(general: Filter) -> Filter:
-    """`filter_gaps(gaps, params)` in place: by the operator where it can, by `general` where it can't."""
+    """`filter_gaps(gaps, params)` in place: by the operator where it can, by `general` where it
+    can't."""
 
     def filter_gaps(gaps: Tensor, params: np.ndarray) -> None:
         has_top_k = (params["top_k"] > 0) & (params["top_k"] < gaps.shape[1])
@@ -45,11 +46,12 @@ def _on_rows(gaps: Tensor, params: np.ndarray, members: np.ndarray, filtered: Fi
 
 
 def _by_operator(gaps: Tensor, params: np.ndarray, has_top_k: bool) -> None:
-    """min_p, then the operator, on gaps [n, V]: how far log-probabilities lie below the likeliest, infinity is out.
+    """min_p, then the operator, on gaps [n, V]: how far log-probabilities lie below the likeliest,
+    infinity is out.
 
-    The operator wants k and p per row, in [1, 1024] and [0, 1]; p = 1 leaves out nothing that could be drawn.
-    """
-    put = lambda values: torch.tensor(values, device=gaps.device)  # noqa: E731 - three uses below
+    The operator wants k and p per row, in [1, 1024] and [0, 1]; p = 1 leaves out nothing that could
+    be drawn."""
+    put = lambda values: torch.tensor(values, device=gaps.device)  # noqa: E731 - short, and used below
     with np.errstate(divide="ignore"):
         limit = put(-np.log(params["min_p"].astype(np.float32)))
     kept = torch.where(gaps <= limit[:, None], -gaps, -torch.inf)

@@ -1,9 +1,10 @@
-"""What an Ascend installation can run: which graph modes, for which attention, and why not the others.
+"""What an Ascend installation can run: which graph modes, for which attention, and why not the
+others.
 
-The law: a mode is chosen with a reason that can be told, and refused with a reason that can be acted on. The limits
-are those of the attention operator's tiling by CANN version: docs/npu.md has the table with its sources.
-This file runs without torch_npu. Read next: __init__.py, which acts on the choice; nva/doctor.py, which prints it.
-"""
+The law: a mode is chosen with a reason that can be told, and refused with a reason that can be
+acted on. The limits are those of the attention operator's tiling by CANN version: docs/npu.md has
+the table with its sources. This file runs without torch_npu. Read next: __init__.py, which acts on
+the choice; nva/cli/doctor.py, which prints it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import attrs
 
 MODES = ("eager", "ge", "aclgraph")
 PREFERRED = ("aclgraph", "ge", "eager")
-"""What `auto` tries: an ACL graph asks least of CANN and compiles in seconds; the graph engine compiles in minutes."""
+"""What `auto` tries: an ACL graph asks least of CANN and compiles in seconds; the graph engine
+compiles in minutes."""
 
 Version = tuple[int, int]
 FIRST_PAGED, FIRST_FUSED, FIRST_GENERAL = (8, 3), (8, 5), (9, 0)
@@ -50,7 +52,8 @@ class Installation:
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """The kernel that serves layout TND over a paged cache, and whether it takes lengths as tensors."""
+    """The kernel that serves layout TND over a paged cache, and whether it takes lengths as
+    tensors."""
 
     kernel: str
     takes_tensors: bool
@@ -67,22 +70,35 @@ def attention_route(cann: Version | None, heads: Heads) -> Route | str:
     windowed = any(window is not None for window in heads.windows)
     version = cann or FIRST_GENERAL
     if version < FIRST_PAGED:
-        return f"CANN {_text(cann)} has no paged attention for packed tokens; install CANN 8.3 or later"
+        return (
+            f"CANN {_text(cann)} has no paged attention for packed tokens; install CANN 8.3 or "
+            "later"
+        )
     if heads.n_heads > 64 * heads.n_kv_heads:
-        return f"{heads.n_heads} query heads share {heads.n_kv_heads}; the attention kernel allows 64 to one"
+        return (
+            f"{heads.n_heads} query heads share {heads.n_kv_heads}; the attention kernel allows 64 "
+            "to one"
+        )
     grouped = heads.n_heads != heads.n_kv_heads
     if version >= FIRST_GENERAL or (version >= FIRST_FUSED and grouped and not windowed):
         if heads.head_dim % 16 or heads.head_dim > 256:
-            return f"head_dim {heads.head_dim} is not a multiple of 16 up to 256, as the attention kernel wants"
+            return (
+                f"head_dim {heads.head_dim} is not a multiple of 16 up to 256, as the attention "
+                "kernel wants"
+            )
         return Route(kernel="fused (FAI)", takes_tensors=True)
     head_dims = (64, 128) if version < FIRST_FUSED else (64, 128, 192)
     if heads.head_dim not in head_dims:
-        return f"head_dim {heads.head_dim} is none of {head_dims}, all that CANN {_text(cann)} serves for this model"
+        return (
+            f"head_dim {heads.head_dim} is none of {head_dims}, all that CANN {_text(cann)} serves "
+            "for this model"
+        )
     return Route(kernel="prompt (PFA)", takes_tensors=False)
 
 
 def filled_head_dim(head_dim: int) -> int:
-    """The size that the heads of a vision tower are filled up to: the two that every CANN takes without a cache."""
+    """The size that the heads of a vision tower are filled up to: the two that every CANN takes
+    without a cache."""
     return 64 if head_dim <= 64 else 128
 
 
@@ -90,7 +106,10 @@ def tower_refusal(tower: Tower | None) -> str | None:
     """Why a vision tower's attention won't work, or None."""
     head_dim = tower.hidden_size // tower.n_heads if tower else 0
     if head_dim > 128:
-        return f"the vision tower's heads of {head_dim} are wider than 128, the most that its attention kernel takes"
+        return (
+            f"the vision tower's heads of {head_dim} are wider than 128, the most that its "
+            "attention kernel takes"
+        )
     return None
 
 
@@ -99,25 +118,35 @@ def refusals(found: Installation, heads: Heads) -> dict[str, str | None]:
     route = attention_route(found.cann, heads)
     common = route if isinstance(route, str) else tower_refusal(heads.vision)
     if not found.has_attention:
-        common = "torch_npu has no npu_fused_infer_attention_score_v2; install torch_npu 2.7.1 or later"
+        common = (
+            "torch_npu has no npu_fused_infer_attention_score_v2; install torch_npu 2.7.1 or later"
+        )
     takes_tensors = isinstance(route, Route) and route.takes_tensors
     return {
         "eager": common,
         "ge": common
         or (None if found.has_torchair else "torchair is missing from this torch_npu")
-        or (None if takes_tensors else f"with CANN {_text(found.cann)} this model's attention takes no tensor lengths"),
-        "aclgraph": common or (None if found.has_npugraph_ex else "this torch_npu has no npugraph_ex"),
+        or (
+            None
+            if takes_tensors
+            else f"with CANN {_text(found.cann)} this model's attention takes no tensor lengths"
+        ),
+        "aclgraph": common
+        or (None if found.has_npugraph_ex else "this torch_npu has no npugraph_ex"),
     }
 
 
 def choose_mode(wanted: str, found: Installation, heads: Heads) -> tuple[str, str]:
-    """The graph mode to run and the reason. Raises ValueError for a mode that is unknown or won't work here."""
+    """The graph mode to run and the reason. Raises ValueError for a mode that is unknown or won't
+    work here."""
     if wanted not in (*MODES, "auto"):
         raise ValueError(f"graph is {wanted!r}; choose one of auto, {', '.join(MODES)}")
     why_not = refusals(found, heads)
     if wanted != "auto":
         if why_not[wanted] is not None:
-            raise ValueError(f"graph={wanted!r} won't work here: {why_not[wanted]}; graph='auto' takes what does")
+            raise ValueError(
+                f"graph={wanted!r} won't work here: {why_not[wanted]}; graph='auto' takes what does"
+            )
         return wanted, "asked for"
     chosen = next((mode for mode in PREFERRED if why_not[mode] is None), None)
     if chosen is None:
@@ -126,7 +155,9 @@ def choose_mode(wanted: str, found: Installation, heads: Heads) -> tuple[str, st
 
 
 def _reason(chosen: str, why_not: Mapping[str, str | None]) -> str:
-    passed_over: Sequence[str] = [f"{mode}: {why_not[mode]}" for mode in PREFERRED[: PREFERRED.index(chosen)]]
+    passed_over: Sequence[str] = [
+        f"{mode}: {why_not[mode]}" for mode in PREFERRED[: PREFERRED.index(chosen)]
+    ]
     return "; ".join(passed_over) or "the installation supports it"
 
 

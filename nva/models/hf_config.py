@@ -1,9 +1,8 @@
 """What the families have in common when they read a Hugging Face config.json.
 
-The law: what the config asks for and nva doesn't do is an error, never ignored. A setting that is on was read by the
-family, or is known to change nothing that is computed. It is read as data: no code of the checkpoint or of transformers
-runs. Read next: llama.py, the shortest family.
-"""
+The law: what the config asks for and nva doesn't do is an error, never ignored. A setting that is
+on was read by the family, or is known to change nothing that is computed. It is read as data: no
+code of the checkpoint or of transformers runs. Read next: llama.py, the shortest family."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from nva.models.spec import Activation, ExpertSpec, ModelSpec
 class Config:
     """A config.json, read like a dict, that notes which of its settings were read.
 
-    It can't be copied like one, since a copy would read everything: `config | {...}` has other values instead.
-    """
+    It can't be copied like one, since a copy would read everything: `config | {...}` has other
+    values instead."""
 
     settings: Mapping[str, Any]
     known: set[str] = attrs.field(factory=set, kw_only=True)  # names that were read
@@ -70,7 +69,9 @@ def size(config: Config, name: str) -> int:
     """A setting that must be a whole number, at least 1. Raises ValueError if it isn't."""
     found = required(config, name)
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise ValueError(f"config.json has {name} = {found!r}; it must be a whole number of at least 1")
+        raise ValueError(
+            f"config.json has {name} = {found!r}; it must be a whole number of at least 1"
+        )
     return found
 
 
@@ -95,21 +96,30 @@ _HARMLESS = re.compile(
 )
 """Names of settings that change no number of a decoder's forward."""
 
-_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
-def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any) -> ModelSpec:
+def read_spec(
+    config: Config, *, window: int | None = None, n_unwindowed: int = 0, **differences: Any
+) -> ModelSpec:
     """The spec of a Llama-like config; a family gives the fields in which it differs.
 
-    Layers see `window` positions, but for the first n_unwindowed, unless the config's `layer_types` say otherwise.
-    Raises ValueError for settings that are missing, unknown or at odds.
-    """
+    Layers see `window` positions, but for the first n_unwindowed, unless the config's `layer_types`
+    say otherwise. Raises ValueError for settings that are missing, unknown or at odds."""
     n_layers, n_heads = size(config, "num_hidden_layers"), size(config, "num_attention_heads")
     max_position, hidden_size = size(config, "max_position_embeddings"), size(config, "hidden_size")
     head_dim = config.get("head_dim") or hidden_size // n_heads
-    kinds = _layer_kinds(config, [FULL if window is None or i < n_unwindowed else SLIDING for i in range(n_layers)])
+    kinds = _layer_kinds(
+        config, [FULL if window is None or i < n_unwindowed else SLIDING for i in range(n_layers)]
+    )
     if SLIDING in kinds and window is None:
-        raise ValueError(f"{_architecture(config)} has {SLIDING} layers, but config.json sets no sliding window")
+        raise ValueError(
+            f"{_architecture(config)} has {SLIDING} layers, but config.json sets no sliding window"
+        )
     layer_ropes = [read_rope(config, head_dim, kind) for kind in kinds]
     ropes = tuple(dict.fromkeys(layer_ropes))
     fields = {
@@ -132,12 +142,17 @@ def read_spec(config: Config, *, window: int | None = None, n_unwindowed: int = 
 
 
 def read_experts(config: Config, shared_size: int = 0) -> tuple[ExpertSpec | None, ...]:
-    """The experts of each layer: of every decoder_sparse_step-th one that mlp_only_layers doesn't name.
+    """The experts of each layer: of every decoder_sparse_step-th one that mlp_only_layers doesn't
+    name.
 
     Raises ValueError for settings that are missing or no sizes.
     """
     # transformers 5 writes Qwen3-MoE's number of experts under another name.
-    count = "num_local_experts" if "num_experts" not in config and "num_local_experts" in config else "num_experts"
+    count = (
+        "num_local_experts"
+        if "num_experts" not in config and "num_local_experts" in config
+        else "num_experts"
+    )
     experts = ExpertSpec(
         n_experts=size(config, count),
         n_active=size(config, "num_experts_per_tok"),
@@ -154,7 +169,10 @@ def read_experts(config: Config, shared_size: int = 0) -> tuple[ExpertSpec | Non
 def _layer_kinds(config: Config, usual: list[str]) -> list[str]:
     kinds = config.get("layer_types") or usual
     if unknown := set(kinds) - {FULL, SLIDING}:
-        raise ValueError(f"attention kinds {', '.join(sorted(unknown))} are not known; known are {FULL}, {SLIDING}")
+        raise ValueError(
+            f"attention kinds {', '.join(sorted(unknown))} are not known; known are {FULL}, "
+            f"{SLIDING}"
+        )
     if len(kinds) != len(usual):
         raise ValueError(f"config.json has {len(kinds)} layer_types for {len(usual)} layers")
     return kinds
@@ -166,7 +184,8 @@ def check_all_read(config: Config) -> None:
         is_on = value is not None and value is not False and value not in ("", [], {})
         if is_on and name not in config.known and not _HARMLESS.fullmatch(name):
             raise ValueError(
-                f"config.json sets {name}, which nva doesn't implement for {_architecture(config)}; "
+                f"config.json sets {name}, which nva doesn't implement for "
+                f"{_architecture(config)}; "
                 "if it changes nothing that the model computes, remove it there"
             )
     for part in config.parts:
@@ -177,7 +196,9 @@ def _activation(config: Config) -> Activation:
     usual = config.get("hidden_act", "silu")
     found = config.get("hidden_activation") or usual
     if found not in _ACTIVATIONS:
-        raise ValueError(f"the activation {found!r} is not known; known are {', '.join(_ACTIVATIONS)}")
+        raise ValueError(
+            f"the activation {found!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[found]
 
 

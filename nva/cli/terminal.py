@@ -16,7 +16,7 @@ from threading import Event
 
 import attrs
 
-from nva.answers import Completion, TextDelta
+from nva.text.answers import Completion, TextDelta
 
 
 def say(text: str) -> None:
@@ -25,13 +25,16 @@ def say(text: str) -> None:
 
 
 def print_answers(texts: Sequence[str], answers: Iterator[Completion], is_json: bool) -> int:
-    """Print each answer when those before it are there, at an interrupt those that are; return their tokens."""
+    """Print each answer when those before it are there, at an interrupt those that are; return
+    their tokens."""
     is_alone, n_printed, n_tokens = len(texts) == 1, 0, 0
     waiting: dict[int, str] = {}
     try:
         for answer in answers:
             text = texts[answer.index]
-            waiting[answer.index] = as_json(text, answer) if is_json else as_text(text, answer, is_alone)
+            waiting[answer.index] = (
+                as_json(text, answer) if is_json else as_text(text, answer, is_alone)
+            )
             n_tokens += sum(len(sample.token_ids) for sample in answer.samples)
             while n_printed in waiting:
                 print_beside_bar(waiting[n_printed])
@@ -70,7 +73,8 @@ def speed(n_tokens: int, seconds: float) -> str:
 
 
 def typed_lines() -> Iterator[str]:
-    """What is typed, line by line, until /exit or the end of input; blank and interrupted lines are left out."""
+    """What is typed, line by line, until /exit or the end of input; blank and interrupted lines are
+    left out."""
     while True:
         try:
             line = input("> ").strip()
@@ -84,7 +88,8 @@ def typed_lines() -> Iterator[str]:
 
 
 def show(events: Iterator[TextDelta | Completion], pressed: Event, max_model_len: int) -> str:
-    """Print an answer as it comes, until it ends or Ctrl-C is pressed, and what it took; return its text."""
+    """Print an answer as it comes, until it ends or Ctrl-C is pressed, and what it took; return its
+    text."""
     text, n_tokens, start, note = "", 0, time.perf_counter(), "cut short"
     for event in events:
         if isinstance(event, Completion):
@@ -104,7 +109,8 @@ def show(events: Iterator[TextDelta | Completion], pressed: Event, max_model_len
 
 @contextmanager
 def ctrl_c() -> Iterator[Event]:
-    """Ctrl-C sets the event instead of raising, so that it never cuts a step of the engine in two."""
+    """Ctrl-C sets the event instead of raising, so that it never cuts a step of the engine in
+    two."""
     pressed = Event()
     before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
     try:

@@ -1,8 +1,9 @@
-"""What requests have been answered so far, and the events in which whoever asked reads it, a Completion the last.
+"""What requests have been answered so far, and the events in which whoever asked reads it, a
+Completion the last.
 
-The law: answers are a value. `deliver` makes the next of a step's output, so a step that raises has told nothing, and a
-step that ends has told all of it, whoever called for the step. Read next: run.py, which keeps them.
-"""
+The law: answers are a value. `deliver` makes the next of a step's output, so a step that raises has
+told nothing, and a step that ends has told all of it, whoever called for the step. Read next:
+run.py, which keeps them."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from nva.state.engine import EngineState
 from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request
 from nva.steps.commit import stop
-from nva.text import Detokenizer, TextStream, finish, read, text_stream
+from nva.text.detokenize import Detokenizer, TextStream, finish, read, text_stream
 
 RequestId = int | str
 
 
 @attrs.frozen(kw_only=True)
 class TextDelta:
-    """An increment of one sample: the text and token ids that are new. Text may lag behind the ids."""
+    """An increment of one sample: the text and token ids that are new. Text may lag behind the
+    ids."""
 
     index: int  # of the prompt
     sample: int
@@ -32,7 +34,8 @@ class TextDelta:
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """One finished answer. Its text ends before a stop string or stop token; its token_ids include what was drawn."""
+    """One finished answer. Its text ends before a stop string or stop token; its token_ids include
+    what was drawn."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -49,7 +52,9 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     n_cached_tokens: int  # prompt tokens that the prefix cache had
     samples: tuple[Sample, ...]  # one per n
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, None for the first, if asked for
+    prompt_logprobs: (
+        tuple[TokenLogprobs | None, ...] | None
+    )  # one per prompt token, None for the first, if asked for
 
     n_prompt_tokens = property(lambda self: len(self.prompt_token_ids))
     text = property(lambda self: self.samples[0].text)
@@ -84,7 +89,8 @@ class Transcript:
 
 @attrs.frozen(kw_only=True)
 class Answers:
-    """The transcripts of requests that are not answered in full, and the events that are unread, both by request id.
+    """The transcripts of requests that are not answered in full, and the events that are unread,
+    both by request id.
 
     A request that is in neither, such as one submitted by hand, has nobody who reads its answer.
     """
@@ -94,14 +100,20 @@ class Answers:
 
 
 def transcript(request: Request, index: int, detokenizer: Detokenizer) -> Transcript:
-    """The transcript of a request that was told nothing yet. Raises ValueError as text_stream() does."""
+    """The transcript of a request that was told nothing yet. Raises ValueError as text_stream()
+    does."""
     stream = text_stream(detokenizer, request.params.stop, request.params.min_tokens)
-    return Transcript(request=request, index=index, drafts=(Draft(stream=stream),) * request.params.n)
+    return Transcript(
+        request=request, index=index, drafts=(Draft(stream=stream),) * request.params.n
+    )
 
 
 def expect(answers: Answers, transcripts: Sequence[Transcript]) -> Answers:
     """The answers, with those that are still to come."""
-    return attrs.evolve(answers, transcripts={**answers.transcripts, **{each.request.id: each for each in transcripts}})
+    return attrs.evolve(
+        answers,
+        transcripts={**answers.transcripts, **{each.request.id: each for each in transcripts}},
+    )
 
 
 def forget(answers: Answers, ids: Collection[RequestId]) -> Answers:
@@ -116,14 +128,25 @@ def take_events(answers: Answers, ids: Collection[int]) -> tuple[Answers, list[E
     """The unread events of these requests, which are read with that."""
     found = sorted(answers.events.keys() & ids)
     unread = {id_: events for id_, events in answers.events.items() if id_ not in ids}
-    return attrs.evolve(answers, events=unread), [event for id_ in found for event in answers.events[id_]]
+    return attrs.evolve(answers, events=unread), [
+        event for id_ in found for event in answers.events[id_]
+    ]
 
 
 def deliver(state: EngineState, answers: Answers, output: Output) -> tuple[EngineState, Answers]:
-    """The answers with a step's output, and the state without the samples whose text holds a stop string."""
+    """The answers with a step's output, and the state without the samples whose text holds a stop
+    string."""
     transcripts, events = _scored(answers.transcripts, output), dict(answers.events)
-    stopped = {(found.request.id, found.sample) for found in output.finished if found.reason == "stop"}
-    tokens = zip(output.requests, output.samples.tolist(), output.tokens.tolist(), output.logprobs, strict=True)
+    stopped = {
+        (found.request.id, found.sample) for found in output.finished if found.reason == "stop"
+    }
+    tokens = zip(
+        output.requests,
+        output.samples.tolist(),
+        output.tokens.tolist(),
+        output.logprobs,
+        strict=True,
+    )
     finished = list(output.finished)
     for request, number, token, logprobs in tokens:
         if request.id not in transcripts:
@@ -146,13 +169,18 @@ def deliver(state: EngineState, answers: Answers, output: Output) -> tuple[Engin
     return state, Answers(transcripts=transcripts, events=events)
 
 
-def _scored(transcripts: Mapping[RequestId, Transcript], output: Output) -> dict[RequestId, Transcript]:
+def _scored(
+    transcripts: Mapping[RequestId, Transcript], output: Output
+) -> dict[RequestId, Transcript]:
     """The transcripts with the log-probabilities of their prompts' tokens."""
     scores: dict[RequestId, dict[int, TokenLogprobs]] = {}
     for request, position, logprobs in output.scores:
         scores.setdefault(request.id, {})[position] = logprobs
     known = {id_: each for id_, each in scores.items() if id_ in transcripts}
-    scored = {id_: evolve(transcripts[id_], scores={**transcripts[id_].scores, **new}) for id_, new in known.items()}
+    scored = {
+        id_: evolve(transcripts[id_], scores={**transcripts[id_].scores, **new})
+        for id_, new in known.items()
+    }
     return {**transcripts, **scored}
 
 
@@ -163,18 +191,23 @@ def _written(
     draft = before.drafts[number]
     stream, text = read(draft.stream, [token]) if has_text else (draft.stream, "")
     scores = draft.logprobs if logprobs is None else (*draft.logprobs, logprobs)
-    after = _with_draft(before, number, evolve(draft, stream=stream, text=draft.text + text, logprobs=scores))
+    after = _with_draft(
+        before, number, evolve(draft, stream=stream, text=draft.text + text, logprobs=scores)
+    )
     return after, TextDelta(index=before.index, sample=number, text=text, token_ids=(token,))
 
 
 def _closed(before: Transcript, finished: Finished) -> tuple[Transcript, list[Event]]:
-    """A sample ended: the text held back is due, and with the last sample the request's Completion."""
+    """A sample ended: the text held back is due, and with the last sample the request's
+    Completion."""
     number = finished.sample
     draft, events = before.drafts[number], list[Event]()
     stream, text = finish(draft.stream)
     if text:
         events.append(TextDelta(index=before.index, sample=number, text=text, token_ids=()))
-    after = _with_draft(before, number, evolve(draft, stream=stream, text=draft.text + text, finished=finished))
+    after = _with_draft(
+        before, number, evolve(draft, stream=stream, text=draft.text + text, finished=finished)
+    )
     return after, [*events, _completion(after)] if _is_answered(after) else events
 
 

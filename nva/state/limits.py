@@ -10,7 +10,9 @@ import attrs
 from nva.state.checks import flag, whole
 
 
-def _ascending(_: object, field: attrs.Attribute[tuple[int, ...]], buckets: tuple[int, ...]) -> None:
+def _ascending(
+    _: object, field: attrs.Attribute[tuple[int, ...]], buckets: tuple[int, ...]
+) -> None:
     if list(buckets) != sorted(set(buckets)) or any(size < 1 for size in buckets):
         raise ValueError(f"{field.name} is {buckets}; give positive sizes in ascending order")
 
@@ -19,18 +21,26 @@ def _ascending(_: object, field: attrs.Attribute[tuple[int, ...]], buckets: tupl
 class Limits:
     """Sizes that no step exceeds.
 
-    Buckets are the padded shapes of a compiled forward: `token_buckets` for the packed tokens, `row_buckets` for the
-    rows (padding included, so the largest is at least max_rows + 1). Empty buckets mean exact shapes, no padding.
-    """
+    Buckets are the padded shapes of a compiled forward: `token_buckets` for the packed tokens,
+    `row_buckets` for the rows (padding included, so the largest is at least max_rows + 1). Empty
+    buckets mean exact shapes, no padding."""
 
     vocab_size: int = attrs.field(validator=whole(1))
-    max_model_len: int = attrs.field(validator=whole(2))  # tokens of a row, prompt and output together
-    n_blocks: int = attrs.field(validator=whole(1))  # blocks of the pool, scratch blocks not counted
+    max_model_len: int = attrs.field(
+        validator=whole(2)
+    )  # tokens of a row, prompt and output together
+    n_blocks: int = attrs.field(
+        validator=whole(1)
+    )  # blocks of the pool, scratch blocks not counted
     block_size: int = attrs.field(default=16, validator=whole(1))  # tokens a block holds
     max_rows: int = attrs.field(default=64, validator=whole(1))
     max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
-    max_scored_tokens: int = attrs.field(default=256, validator=whole(1))  # prompt tokens a step gives log-probs of
-    position_axes: int = attrs.field(default=1, validator=whole(1))  # 3 where images have time, height and width
+    max_scored_tokens: int = attrs.field(
+        default=256, validator=whole(1)
+    )  # prompt tokens a step gives log-probs of
+    position_axes: int = attrs.field(
+        default=1, validator=whole(1)
+    )  # 3 where images have time, height and width
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     token_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
     row_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
@@ -39,14 +49,20 @@ class Limits:
         if bool(self.token_buckets) != bool(self.row_buckets):
             raise ValueError("token_buckets and row_buckets go together: give both or neither")
         if self.token_buckets and self.token_buckets[-1] < self.max_batched_tokens:
-            raise ValueError(f"the largest token bucket, {self.token_buckets[-1]}, is below max_batched_tokens")
+            raise ValueError(
+                f"the largest token bucket, {self.token_buckets[-1]}, is below max_batched_tokens"
+            )
         if self.token_buckets and self._largest_padding > self.max_model_len:
             raise ValueError(
-                f"token_buckets {self.token_buckets} pad by up to {self._largest_padding} tokens, which one row of "
+                f"token_buckets {self.token_buckets} pad by up to {self._largest_padding} tokens, "
+                "which one row of "
                 f"max_model_len {self.max_model_len} must hold; add buckets between"
             )
         if self.row_buckets and self.row_buckets[-1] < self.max_rows + 1:
-            raise ValueError(f"the largest row bucket, {self.row_buckets[-1]}, is below max_rows + 1 (one row pads)")
+            raise ValueError(
+                f"the largest row bucket, {self.row_buckets[-1]}, is below max_rows + 1 (one row "
+                "pads)"
+            )
 
     @property
     def table_width(self) -> int:
@@ -65,7 +81,8 @@ class Limits:
 
     @property
     def pool_len(self) -> int:
-        """Tokens at which a row ends that has the whole pool to itself: the last one needs no slot."""
+        """Tokens at which a row ends that has the whole pool to itself: the last one needs no
+        slot."""
         return self.n_blocks * self.block_size + 1
 
 

@@ -1,9 +1,9 @@
 """`nva doctor`: what is wrong with a machine, told before it costs a day.
 
-The law: it looks and never changes anything; what it can't find out it says, and each problem comes with what to do.
-It imports neither torch nor torch_npu itself, since a broken installation is what it is for: a child process tries.
-Read next: kernels/npu/support.py for the graph modes; docs/npu.md, Troubleshooting.
-"""
+The law: it looks and never changes anything; what it can't find out it says, and each problem comes
+with what to do. It imports neither torch nor torch_npu itself, since a broken installation is what
+it is for: a child process tries. Read next: kernels/npu/support.py for the graph modes;
+docs/npu.md, Troubleshooting."""
 
 from __future__ import annotations
 
@@ -25,26 +25,47 @@ from nva.kernels.npu.support import Installation, parse_version, refusals
 
 Level = Literal["ok", "note", "problem"]
 
-CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
+CANN_HOMES = (
+    "/usr/local/Ascend/ascend-toolkit/latest",
+    "/usr/local/Ascend/cann",
+    "/usr/local/Ascend/latest",
+)
 DRIVER = Path("/usr/local/Ascend/driver/version.info")
 FIRMWARE = Path("/usr/local/Ascend/firmware/version.info")
 DEVICE_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 SHM_BYTES = 8 << 30
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
-NEWEST_CANN = {  # torch_npu release -> the CANN it is built for; Ascend/pytorch, COMPATIBILITY, 2026-08
-    "2.12.0": (9, 1), "2.11.0": (9, 1), "2.10.0.post4": (9, 1), "2.9.0.post6": (9, 1), "2.7.1.post8": (9, 1),
+# torch_npu release -> the CANN it is built for; Ascend/pytorch, COMPATIBILITY, 2026-08
+NEWEST_CANN = {
+    "2.12.0": (9, 1), "2.11.0": (9, 1), "2.10.0.post4": (9, 1), "2.9.0.post6": (9, 1),
+    "2.7.1.post8": (9, 1),
     "2.9.0.post2": (9, 0), "2.8.0.post4": (9, 0), "2.7.1.post4": (9, 0),
     "2.9.0": (8, 5), "2.8.0.post2": (8, 5), "2.7.1.post2": (8, 5),
     "2.8.0": (8, 3), "2.7.1": (8, 3),
 }  # fmt: skip
 
 ADVICE = {  # variable: (values that are fine, what to do otherwise)
-    "PYTORCH_NPU_ALLOC_CONF": (r".*expandable_segments:True.*", "set expandable_segments:True against fragmentation"),
-    "TASK_QUEUE_ENABLE": (r"[012]", "set 1 for graph=aclgraph (it allows no 2), 2 for eager and ge"),
-    "ASCEND_LAUNCH_BLOCKING": (r"0|", "unset it: with 1, ACL graphs can't be captured and all else is slow"),
-    "HCCL_OP_EXPANSION_MODE": (r"|AI_CPU|HOST", "unset it unless measured: AIV has been reported to hang"),
-    "OMP_NUM_THREADS": (r"[1-9]|1[0-6]", "set a small number: the host's threads compete with the one that launches"),
+    "PYTORCH_NPU_ALLOC_CONF": (
+        r".*expandable_segments:True.*",
+        "set expandable_segments:True against fragmentation",
+    ),
+    "TASK_QUEUE_ENABLE": (
+        r"[012]",
+        "set 1 for graph=aclgraph (it allows no 2), 2 for eager and ge",
+    ),
+    "ASCEND_LAUNCH_BLOCKING": (
+        r"0|",
+        "unset it: with 1, ACL graphs can't be captured and all else is slow",
+    ),
+    "HCCL_OP_EXPANSION_MODE": (
+        r"|AI_CPU|HOST",
+        "unset it unless measured: AIV has been reported to hang",
+    ),
+    "OMP_NUM_THREADS": (
+        r"[1-9]|1[0-6]",
+        "set a small number: the host's threads compete with the one that launches",
+    ),
 }
 
 
@@ -131,17 +152,24 @@ print("nva:" + json.dumps(found))
 
 
 def probe_torch(machine: Machine) -> dict[str, Any]:
-    """What a child process finds out about torch and torch_npu; {"error": ...} if it doesn't get that far."""
+    """What a child process finds out about torch and torch_npu; {"error": ...} if it doesn't get
+    that far."""
     command = [machine.python, "-c", PROBE]
     environment = {name: value for name, value in machine.environment.items() if name != AUTOLOAD}
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=environment
+        )
     except subprocess.TimeoutExpired:
         return {"error": "importing torch and touching the device took more than two minutes"}
     line = next((line for line in child.stdout.splitlines() if line.startswith("nva:")), None)
     if line is None:
         errors = [line for line in child.stderr.splitlines() if re.match(r"\w*Error", line)]
-        return {"error": errors[0] if errors else f"importing torch ended with exit code {child.returncode}"}
+        return {
+            "error": errors[0]
+            if errors
+            else f"importing torch ended with exit code {child.returncode}"
+        }
     return json.loads(line.removeprefix("nva:"))
 
 
@@ -150,7 +178,8 @@ def about_python(torch: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding(level="ok", subject="Python", found=".".join(map(str, sys.version_info[:3])))
     if "error" in torch:
         advice = (
-            "where torch_npu is installed and CANN is not, torch fails to load: source CANN's set_env.sh, or uninstall "
+            "where torch_npu is installed and CANN is not, torch fails to load: source CANN's "
+            "set_env.sh, or uninstall "
             "torch_npu, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use the CPU"
         )
         yield Finding(level="problem", subject="torch", found=torch["error"], advice=advice)
@@ -160,28 +189,48 @@ def about_python(torch: Mapping[str, Any]) -> Iterator[Finding]:
     if npu is not None:
         same = parse_version(npu) == parse_version(torch["torch"])
         advice = "" if same else f"torch_npu {npu} needs torch {'.'.join(npu.split('.')[:3])}"
-        yield Finding(level="ok" if same else "problem", subject="torch_npu", found=npu, advice=advice)
+        yield Finding(
+            level="ok" if same else "problem", subject="torch_npu", found=npu, advice=advice
+        )
 
 
 def about_devices(machine: Machine, cards: list[str]) -> Iterator[Finding]:
     """Device nodes, shared memory, and npu-smi: what a container often lacks."""
     if not cards:
-        advice = "pass them to the container: --device /dev/davinci0 --device /dev/davinci_manager ..."
+        advice = (
+            "pass them to the container: --device /dev/davinci0 --device /dev/davinci_manager ..."
+        )
         yield Finding(level="problem", subject="devices", found="no /dev/davinci*", advice=advice)
     else:
         yield Finding(level="ok", subject="devices", found=", ".join(cards))
     missing = [f"/dev/{node}" for node in DEVICE_NODES if not machine.exists(f"/dev/{node}")]
     if cards and missing:
         advice = "pass these to the container too: --device " + " --device ".join(missing)
-        yield Finding(level="problem", subject="device nodes", found=f"missing {', '.join(missing)}", advice=advice)
+        yield Finding(
+            level="problem",
+            subject="device nodes",
+            found=f"missing {', '.join(missing)}",
+            advice=advice,
+        )
     if machine.exists("/dev/shm"):
         size = shutil.disk_usage(machine.root / "dev/shm").total
         advice = "" if size >= SHM_BYTES else "give the container more: --shm-size=16g"
         level: Level = "problem" if advice else "ok"
-        yield Finding(level=level, subject="/dev/shm", found=f"{size / 2**30:.1f} GiB", advice=advice)
+        yield Finding(
+            level=level, subject="/dev/shm", found=f"{size / 2**30:.1f} GiB", advice=advice
+        )
     smi = machine.exists("/usr/local/bin/npu-smi") or machine.exists("/usr/local/sbin/npu-smi")
-    advice = "" if smi else "mount /usr/local/bin/npu-smi and /usr/local/Ascend/driver into the container"
-    yield Finding(level="ok" if smi else "note", subject="npu-smi", found="there" if smi else "missing", advice=advice)
+    advice = (
+        ""
+        if smi
+        else "mount /usr/local/bin/npu-smi and /usr/local/Ascend/driver into the container"
+    )
+    yield Finding(
+        level="ok" if smi else "note",
+        subject="npu-smi",
+        found="there" if smi else "missing",
+        advice=advice,
+    )
 
 
 def find_cann(machine: Machine) -> str | None:
@@ -195,7 +244,9 @@ def find_cann(machine: Machine) -> str | None:
             *folder.glob("*/version.info"),
         ]
         for path in files:
-            match = re.search(r"[Vv]ersion\s*=\s*\[?[^\d\n]*(\d+\.\d+[\w.]*)", path.read_text(errors="replace"))
+            match = re.search(
+                r"[Vv]ersion\s*=\s*\[?[^\d\n]*(\d+\.\d+[\w.]*)", path.read_text(errors="replace")
+            )
             if match:
                 return match[1]
     return None
@@ -213,7 +264,8 @@ def about_cann(torch: Mapping[str, Any], cann: str | None) -> Iterator[Finding]:
     else:
         text = ".".join(map(str, wanted))
         advice = (
-            f"torch_npu {torch['torch_npu']} was built for CANN {text}: install that, or the torch_npu of your CANN"
+            f"torch_npu {torch['torch_npu']} was built for CANN {text}: install that, or the "
+            "torch_npu of your CANN"
         )
         yield Finding(level="problem", subject="CANN", found=cann, advice=advice)
 
@@ -225,7 +277,10 @@ def about_driver(machine: Machine) -> Iterator[Finding]:
         advice = "" if match else f"{path} isn't readable; in a container, mount it from the host"
         found = match[1] if match else "unknown"
         if subject == "driver" and match and (parse_version(found) or (99, 0)) < (25, 5):
-            advice = "ACL graphs of many shapes exhaust the streams of drivers before 25.5; update it, or graph='eager'"
+            advice = (
+                "ACL graphs of many shapes exhaust the streams of drivers before 25.5; update it, "
+                "or graph='eager'"
+            )
         yield Finding(level="note" if advice else "ok", subject=subject, found=found, advice=advice)
 
 
@@ -242,7 +297,11 @@ class _Example:
 
 def about_modes(torch: Mapping[str, Any], cann: str | None) -> Iterator[Finding]:
     """Which graph modes work for a usual model, and why the others don't."""
-    inside = Path(importlib.util.find_spec("torch_npu").origin).parent / "dynamo" if torch.get("torch_npu") else Path()
+    inside = (
+        Path(importlib.util.find_spec("torch_npu").origin).parent / "dynamo"
+        if torch.get("torch_npu")
+        else Path()
+    )
     installation = Installation(
         cann=parse_version(cann),
         has_attention=torch.get("has_attention", False),
@@ -250,7 +309,11 @@ def about_modes(torch: Mapping[str, Any], cann: str | None) -> Iterator[Finding]
         has_npugraph_ex=(inside / "npugraph_ex").is_dir(),
     )
     for mode, reason in refusals(installation, _Example()).items():
-        found = f"won't work: {reason}" if reason else "works for grouped queries with heads of 128, as far as is known"
+        found = (
+            f"won't work: {reason}"
+            if reason
+            else "works for grouped queries with heads of 128, as far as is known"
+        )
         yield Finding(level="note" if reason else "ok", subject=f"graph={mode}", found=found)
 
 
@@ -260,7 +323,10 @@ def about_environment(machine: Machine) -> Iterator[Finding]:
         value = machine.environment.get(name, "")
         good = re.fullmatch(fine, value) is not None
         yield Finding(
-            level="ok" if good else "note", subject=name, found=value or "unset", advice="" if good else advice
+            level="ok" if good else "note",
+            subject=name,
+            found=value or "unset",
+            advice="" if good else advice,
         )
 
 
@@ -268,11 +334,20 @@ def about_speed(torch: Mapping[str, Any]) -> Iterator[Finding]:
     """Matrix product and memory bandwidth, where a device was there to measure them."""
     if torch.get("n_devices"):
         found = (
-            f"{torch['device']}: {torch['matmul_tflops']:.0f} TFLOP/s in bfloat16, {torch['copy_gb_per_s']:.0f} GB/s"
+            f"{torch['device']}: {torch['matmul_tflops']:.0f} TFLOP/s in bfloat16, "
+            f"{torch['copy_gb_per_s']:.0f} GB/s"
         )
         slow = torch["matmul_tflops"] < 100 or torch["copy_gb_per_s"] < 500
-        advice = "a 910B gives more than twice that: look for other jobs with npu-smi, and at power and temperature"
-        yield Finding(level="note" if slow else "ok", subject="speed", found=found, advice=advice if slow else "")
+        advice = (
+            "a 910B gives more than twice that: look for other jobs with npu-smi, and at power and "
+            "temperature"
+        )
+        yield Finding(
+            level="note" if slow else "ok",
+            subject="speed",
+            found=found,
+            advice=advice if slow else "",
+        )
 
 
 def report(findings: list[Finding]) -> str:
@@ -283,14 +358,25 @@ def report(findings: list[Finding]) -> str:
     for finding in findings:
         lines.append(f"{signs[finding.level]}  {finding.subject:{width}}  {finding.found}")
         lines += [f"{'':{width + 8}}-> {finding.advice}"] if finding.advice else []
-    return "\n".join([*lines, "", "healthy" if is_healthy(findings) else "not healthy: see the lines marked FAIL"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "healthy" if is_healthy(findings) else "not healthy: see the lines marked FAIL",
+        ]
+    )
 
 
 def main(as_json: bool = False) -> int:
     """Print the diagnosis; the exit code is 0 if nothing needs to be done, else 1."""
     findings = diagnose()
     if as_json:
-        print(json.dumps({"healthy": is_healthy(findings), "findings": [attrs.asdict(f) for f in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"healthy": is_healthy(findings), "findings": [attrs.asdict(f) for f in findings]},
+                indent=2,
+            )
+        )
     else:
         print(report(findings))
     return 0 if is_healthy(findings) else 1

@@ -1,0 +1,141 @@
+"""From a model's name to an Engine that can serve: its folder found, weights and tokenizer read,
+the cache sized.
+
+The law: what was asked is what is loaded; a name, option or checkpoint that can't be had is an
+error that says why. Read next: models/checkpoint.py for the weights, forward.py for what computes
+with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from nva.forward import make_forward
+from nva.kernels import Kernels, backend, place
+from nva.loading.check import self_check
+from nva.loading.warm_up import run_largest, warm_up
+from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
+from nva.state.checks import takes_fields_of
+from nva.steps.sample import filter_gaps
+from nva.text.chat import Tokenizer
+from nva.text.detokenize import detokenizer
+from nva.text.images import ImageReader, largest_image
+from nva.text.prompts import load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+import functools
+
+from nva.engine import Engine
+from nva.loading.find import find_model
+from nva.loading.options import LoadOptions, Options
+from nva.loading.sizes import empty_engine, limits_of, n_blocks_of
+from nva.loop import Steps
+from nva.steps.sample import sample
+
+
+@takes_fields_of(Options)
+def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Engine:
+    """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of
+    `Options`.
+
+    Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises
+    ValueError for an unknown option, for a device that isn't here, for sizes that memory can't
+    hold, and for a model that can't be found or read."""
+    chosen = Options(**options)
+    folder = find_model(model)
+    checkpoint = open_checkpoint(folder)
+    spec, where = checkpoint.spec, _device(chosen.device)
+    kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
+    device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
+    self_check(spec, kernels, dtype, device)
+    params = load_params(checkpoint, dtype, device, kernels)
+    limits = limits_of(spec, chosen, kernels)
+    reader = ImageReader(folder=folder, spec=spec.vision) if spec.vision else None
+    if chosen.n_blocks is None:
+        if where.startswith("npu"):
+            largest = largest_image(reader, limits.max_model_len) if reader else None
+            run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
+        memory = chosen.cache_memory or kernels.cache_memory(device)
+        limits = attrs.evolve(limits, n_blocks=n_blocks_of(spec, chosen, limits, dtype, memory))
+    forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
+    kv, state = empty_engine(spec, limits, dtype, device, chosen)
+    kv = warm_up(forward, params, kv, limits)
+    tokenizer = load_tokenizer(folder)
+    return Engine(
+        name=folder.name,
+        checkpoint=checkpoint,
+        params=params,
+        forward=forward,
+        steps=Steps(
+            sample=functools.partial(sample, filter_=kernels.make_filter_gaps(filter_gaps))
+        ),
+        kv=kv,
+        state=state,
+        tokenizer=tokenizer,
+        reader=reader,
+        detokenizer=detokenizer(tokenizer),
+        eos_ids=frozenset(
+            id_ for id_ in checkpoint.eos_ids | _eos_ids(tokenizer) if id_ < spec.vocab_size
+        ),
+        defaults=_defaults(checkpoint.generation_config),
+    )
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        has_npu = (
+            hasattr(torch, "npu") and torch.npu.is_available()
+        )  # torch_npu, where installed, is imported by torch
+        return "npu" if has_npu else "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|(cuda|npu)(:[0-9]+)?", name):
+        raise ValueError(
+            f"device is {name!r}; give cpu, cuda, npu, cuda:1, npu:1, ..., or auto for the best "
+            "one here"
+        )
+    kind, _, index = name.partition(":")
+    n_gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and not int(index or 0) < n_gpus:
+        raise ValueError(
+            f"device is {name!r}, but torch {torch.__version__} finds {n_gpus} GPUs here; give "
+            "another, or cpu"
+        )
+    return name
+
+
+def _dtype(options: Options, checkpoint: Checkpoint, kernels: Kernels) -> torch.dtype:
+    dtype = resolve_dtype(options.dtype, checkpoint.config)
+    if dtype not in kernels.dtypes:
+        names = [str(known).removeprefix("torch.") for known in kernels.dtypes]
+        raise ValueError(
+            f"dtype is {options.dtype}, here {dtype}, which device {options.device} can't compute "
+            "with; "
+            f"give {' or '.join(names)}"
+        )
+    return dtype
+
+
+def _eos_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    found = getattr(tokenizer, "eos_token_id", None)
+    return frozenset() if found is None else frozenset({found})
+
+
+def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json says of SamplingParams. Greedy where it turns
+    sampling off."""
+    names = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    found = {
+        name: value
+        for name, value in generation_config.items()
+        if name in names and value is not None
+    }
+    if generation_config.get("max_new_tokens") is not None:
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

@@ -1,0 +1,99 @@
+"""Before the first request, on a device that compiles: its memory measured, every shape compiled.
+
+The law: a step that serves a request meets nothing for the first time.
+Read next: load.py, which calls these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import attrs
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from nva.forward import KV, Forward, empty_kv, make_forward
+from nva.kernels import Kernels
+from nva.models.params import Params
+from nva.models.spec import ModelSpec
+from nva.state.limits import Limits, blocks_for
+from nva.state.media import Image
+from nva.state.plan import Batch, ImageSpan, no_copies
+
+
+def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
+    """A batch of this shape that asks as much of the device as any: every row's context is as long
+    as can be.
+
+    What it reads is meaningless, and it writes the first n_tokens slots, so no request may be in
+    flight."""
+    counts = n_tokens // n_rows + (np.arange(n_rows) < n_tokens % n_rows)
+    ends, length = np.cumsum(counts), limits.max_model_len
+    n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
+    arrays = {
+        "token_ids": np.zeros(n_tokens),
+        "positions": np.tile(
+            np.arange(n_tokens) - np.repeat(ends, counts) + length, (limits.position_axes, 1)
+        ),
+        "slots": np.arange(n_tokens),
+        "block_tables": np.arange(limits.table_width) % n_ids + np.zeros((n_rows, 1)),
+        "query_ends": ends,
+        "context_lens": np.full(n_rows, length),
+        "logit_index": np.maximum(ends - 1, 0),
+        "copies": no_copies(),
+    }
+    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
+    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
+    views = {
+        name: part.reshape(array.shape)
+        for part, (name, array) in zip(parts, arrays.items(), strict=True)
+    }
+    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows, **views)
+
+
+def shapes(limits: Limits) -> list[tuple[int, int]]:
+    """The (tokens, rows) that padded batches can have: no step has more rows than tokens."""
+    return [
+        (n_tokens, n_rows)
+        for n_tokens, (fewer, n_rows) in itertools.product(
+            limits.token_buckets, itertools.pairwise((0, *limits.row_buckets))
+        )
+        if fewer < n_tokens + 1
+    ]
+
+
+def warm_up(forward: Forward, params: Params, kv: KV, limits: Limits) -> KV:
+    """Run every shape once, largest first, behind a progress bar, so that none is compiled while a
+    request waits.
+
+    Without buckets there is nothing to compile.
+    """
+    found = sorted(shapes(limits), reverse=True)
+    bar = tqdm(found, desc="compiling", unit="shape", disable=not found or not sys.stderr.isatty())
+    for n_tokens, n_rows in bar:
+        bar.set_postfix_str(f"{n_tokens} tokens, {n_rows} rows", refresh=False)
+        _, kv = forward(params, kv, filled_batch(limits, n_tokens, n_rows))
+    return kv
+
+
+def run_largest(
+    spec: ModelSpec,
+    limits: Limits,
+    kernels: Kernels,
+    params: Params,
+    dtype: torch.dtype,
+    device: torch.device,
+    largest: Image | None = None,
+) -> None:
+    """Run the largest step, with the largest image if the model sees, and a cache just large
+    enough, so that memory free afterwards is free for the cache."""
+    n_tokens, n_rows = limits.max_batched_tokens, min(limits.max_rows, limits.max_batched_tokens)
+    limits = attrs.evolve(limits, n_blocks=blocks_for(n_tokens, limits.block_size))
+    forward = make_forward(spec, limits, kernels, device)
+    batch = filled_batch(limits, n_tokens, n_rows)
+    if largest:
+        span = ImageSpan(image=largest, first=0, packed=0, count=min(n_tokens, largest.n_tokens))
+        batch = attrs.evolve(batch, images=(span,))
+    forward(params, empty_kv(spec, limits, dtype, device), batch)

@@ -1,0 +1,1 @@
+"""Strings on both ends of the engine: prompts and images in, text out."""
