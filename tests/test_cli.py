@@ -1,6 +1,7 @@
 """The command line: flags reach the records, answers stdout; mistakes end in one line; chat keeps
 what was said."""
 
+import importlib
 import io
 import json
 import signal
@@ -12,9 +13,13 @@ import attrs
 import pytest
 
 from nva.cli import main as cli
+from nva.loading import load as loading
 from nva.loading.options import Options
+from nva.models import registry
 from nva.state.request import SamplingParams
 from nva.text.answers import Completion, Sample, TextDelta
+
+running = importlib.import_module("nva.run")  # `nva.run` is the function
 
 
 def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion:
@@ -57,8 +62,9 @@ def calls(monkeypatch):
         finally:
             asked.closed += 1
 
-    for function in (load, completions, stream):
-        monkeypatch.setattr(cli, function.__name__, function)
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(running, "completions", completions)
+    monkeypatch.setattr(running, "stream", stream)
     return asked
 
 
@@ -281,7 +287,7 @@ def test_chat_asks_with_all_that_was_said(calls, capsys, monkeypatch):
 
 def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
     handler = signal.getsignal(signal.SIGINT)
-    plain = cli.stream
+    plain = running.stream
 
     def interrupted(engine, prompt, params):
         events = plain(engine, prompt, params)
@@ -290,7 +296,7 @@ def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         yield from events
 
-    monkeypatch.setattr(cli, "stream", interrupted)
+    monkeypatch.setattr(running, "stream", interrupted)
     type_lines(monkeypatch, "one", KeyboardInterrupt, "two")
     assert cli.main(["chat"]) == 0
     assert contents(calls.prompts[1]) == ["one", "Hi.", "two"]
@@ -300,14 +306,14 @@ def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
 
 
 def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
-    plain = cli.stream
+    plain = running.stream
 
     def refusing(engine, prompt, params):
         if "too long" in contents(prompt):
             raise ValueError("the prompt is too long")
         return plain(engine, prompt, params)
 
-    monkeypatch.setattr(cli, "stream", refusing)
+    monkeypatch.setattr(running, "stream", refusing)
     type_lines(monkeypatch, "too long", "two")
     assert cli.main(["chat"]) == 0
     assert contents(calls.prompts[0]) == ["two"]
@@ -316,7 +322,7 @@ def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
 
 def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
     monkeypatch.setattr(
-        cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        running, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     assert cli.main(["run", "x"]) == 130
 
@@ -333,7 +339,7 @@ def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(
             seen.append(capsys.readouterr().out.count("Answer"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "completions", completions)
+    monkeypatch.setattr(running, "completions", completions)
     assert cli.main(["run", "a", "b", "c", "d", "--quiet", *form]) == 130
     assert seen == [0, 2, 0]
     assert capsys.readouterr().out.count("Answer 3") == 1
@@ -352,12 +358,12 @@ def test_images_need_a_chat_template(calls, capsys):
 
 
 def test_models_lists_every_family_and_how_it_is_verified(capsys, monkeypatch):
-    monkeypatch.setitem(cli.FAMILIES, "MyForCausalLM", None)
-    monkeypatch.setitem(cli.VERIFIED, "MyForCausalLM", ())
+    monkeypatch.setitem(registry.FAMILIES, "MyForCausalLM", None)
+    monkeypatch.setitem(registry.VERIFIED, "MyForCausalLM", ())
     assert cli.main(["models"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     listed = {name: claims.strip() for name, claims in lines.items()}
-    assert listed.keys() == cli.FAMILIES.keys()
+    assert listed.keys() == registry.FAMILIES.keys()
     assert listed["MyForCausalLM"] == "not verified here"
     assert listed["LlamaForCausalLM"].startswith(
         "logits equal to transformers'; real text of SmolLM2 135M"

@@ -15,21 +15,20 @@ import typing
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from nva import __version__
 from nva.cli.doctor import main as diagnose
 from nva.cli.terminal import ctrl_c, print_answers, say, show, speed, typed_lines
-from nva.engine import Engine
-from nva.loading.load import load
 from nva.loading.options import Options
-from nva.models.registry import FAMILIES, VERIFIED
-from nva.run import completions, stream
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS, SamplingParams
 from nva.text.prompts import Prompt
+
+if TYPE_CHECKING:  # what imports torch is imported by the command that needs it
+    from nva.engine import Engine
 
 SAMPLING = {
     "max_tokens": "tokens of the answer at most",
@@ -244,6 +243,8 @@ def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
     """The engine and the parameters that the typed flags ask for; the parameters are checked before
     anything loads."""
     params = SamplingParams(**{name: args[name] for name in SAMPLING if name in args})
+    from nva.loading.load import load  # after the check, which needs no torch
+
     return load(args["model"], **{name: args[name] for name in LOADING if name in args}), params
 
 
@@ -255,6 +256,8 @@ def run_command(args: Mapping[str, Any]) -> None:
         raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
     options = template_options(args)
     engine, params = open_engine(args)
+    from nva.run import completions
+
     is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
     prompts = [
         as_prompt(text, args["system"], is_chat, args["image"] or (), options) for text in texts
@@ -347,6 +350,8 @@ def chat_command(args: Mapping[str, Any]) -> None:
 
 def models_command(args: Mapping[str, Any]) -> None:
     """List the architectures that a config.json may name, and what the tests show of each."""
+    from nva.models.registry import FAMILIES, VERIFIED
+
     width = max(len(name) for name in FAMILIES)
     for name in sorted(FAMILIES):
         print(f"{name:<{width}}  {'; '.join(VERIFIED[name]) or 'not verified here'}")
@@ -363,6 +368,8 @@ def answer(
 
     A line that can't be answered is reported and forgotten; an answer cut short stays as far as it
     was shown."""
+    from nva.run import stream
+
     asked = [*said, message("user", line)]
     try:
         with (

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
-from torch import Tensor, device, dtype
+
+if TYPE_CHECKING:  # the command line asks for GRAPHS, and starts without torch
+    from torch import Tensor, device, dtype
 
 _BACKENDS = ("cpu", "cuda", "npu")
 GRAPHS = ("auto", "eager", "ge", "aclgraph")
 """How an NPU runs the forward; other devices know "auto" and "eager"."""
 
-Compute = Callable[[Any, Any, Any], Tensor]
-Filter = Callable[[Tensor, Any], None]
+Compute = Callable[[Any, Any, Any], "Tensor"]
+Filter = Callable[["Tensor", Any], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -198,4 +200,6 @@ def place(device_: str | device) -> device:
     """The device on which tensors live, made ready."""
     if str(device_).partition(":")[0] == "npu":
         return importlib.import_module("nva.kernels.npu.device").place(str(device_))
-    return device(device_)
+    import torch
+
+    return torch.device(device_)
