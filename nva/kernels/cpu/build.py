@@ -27,7 +27,7 @@ except ImportError:  # Windows
     fcntl = None
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
 class BuildError(RuntimeError):

@@ -3,12 +3,15 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -19,10 +22,14 @@
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
 constexpr int MOST_THREADS = 256;
-constexpr int MOST_LOOPS = 16;  // at the same time; the caller of one more computes it alone
-constexpr auto SPIN = std::chrono::microseconds(100);
-constexpr auto LOST_CORE = std::chrono::microseconds(50);  // between two looks at the clock: another program ran
+constexpr int MOST_LOOPS = 16;                   // at the same time; the caller of one more computes it alone
+constexpr auto SPIN = microseconds(50);          // longer than the gap between two kernels of a step
+constexpr auto LOST_CORE = microseconds(50);     // a gap between two looks at the clock: another program ran
+constexpr auto LONGEST_TURN = microseconds(1000);  // well below the time after which a scheduler takes the core away
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -35,13 +42,13 @@ inline void relax() {
 // Whether it became true while spinning. Gives up early where the core is wanted by others.
 template <typename Condition>
 bool spin_until(const Condition& is_met) {
-    auto start = std::chrono::steady_clock::now(), before = start;
+    auto start = Clock::now(), before = start;
     while (true) {
         for (int i = 0; i < 16; i++) {
             if (is_met()) return true;
             relax();
         }
-        auto now = std::chrono::steady_clock::now();
+        auto now = Clock::now();
         if (now - start > SPIN || now - before > LOST_CORE) return false;
         before = now;
     }
@@ -90,17 +97,19 @@ struct Loop {
         state.fetch_or(OPEN, std::memory_order_release);
     }
 
-    // Compute what is left, a thread's own share first.
-    void run(int thread) {
+    // Compute what is left, a thread's own share first, until nothing is or the turn is over.
+    template <typename Condition>
+    void run(int thread, const Condition& is_turn_over) {
         int64_t begin, end;
         for (int i = 0; i < n_threads; i++) {
             Share& share = shares[(thread + i) % n_threads];
-            while (share.take(grain, i == 0, &begin, &end)) (*body)(begin, end, thread);
+            while (!is_turn_over() && share.take(grain, i == 0, &begin, &end)) (*body)(begin, end, thread);
         }
     }
 
     // A worker's part. False if the loop isn't open, or has no share for it.
-    bool help(int thread) {
+    template <typename Condition>
+    bool help(int thread, const Condition& is_turn_over) {
         int seen = state.load(std::memory_order_relaxed);
         do {
             if (!(seen & OPEN)) return false;
@@ -108,7 +117,7 @@ struct Loop {
         bool is_wanted = thread < n_threads;
         if (is_wanted) {
             std::fesetenv(&rounding);
-            run(thread);
+            run(thread, is_turn_over);
         }
         if (state.fetch_sub(1, std::memory_order_acq_rel) == (SLEEPS | 1)) {
             { std::lock_guard<std::mutex> lock(mutex); }
@@ -128,6 +137,19 @@ struct Loop {
     }
 };
 
+// The threads of GNU's OpenMP, which torch uses, spin for milliseconds after each of torch's loops, unless they were told
+// not to before torch was loaded (nva/host/openmp.py), and our workers need their cores. They sleep soon where a process
+// has more of them than there are cores, as its manual says of GOMP_SPINCOUNT: so a team of that many is started, to
+// sleep.
+void calm_openmp() {
+    auto start_team = (void (*)(void (*)(void*), void*, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    if (!start_team || std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+    std::thread([=] {
+        start_team([](void*) {}, nullptr, std::thread::hardware_concurrency() + 1, 0);
+        while (true) pause();
+    }).detach();
+}
+
 class Pool {
    public:
     void run(int64_t n, int64_t grain, int n_wanted, const Body& body) {
@@ -137,7 +159,7 @@ class Pool {
         if (loop == loops + MOST_LOOPS) return body(0, n, 0);
         loop->open(n, grain, start_workers(n_wanted), body);
         call_workers();
-        loop->run(0);
+        loop->run(0, [] { return false; });  // the caller's own turn lasts as long as the loop
         loop->close();
         loop->is_taken.store(false, std::memory_order_release);
     }
@@ -158,6 +180,7 @@ class Pool {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
         try {
+            if (n_workers == 0) calm_openmp();
             for (int i = n_workers; i + 1 < n; n_workers = ++i) std::thread([this, i] { work(i + 1); }).detach();
         } catch (const std::system_error&) {  // a limit on threads is reached: those that there are do the work
         }
@@ -172,16 +195,25 @@ class Pool {
         is_called.notify_all();
     }
 
+    // A worker that has computed for a whole turn offers its core to others while it holds no piece. Nobody may want
+    // it, and then this costs nothing; on a busy core the scheduler would take it soon, amid a piece.
     [[noreturn]] void work(int thread) {
+        auto turn_start = Clock::now();
+        auto is_turn_over = [&] { return Clock::now() - turn_start > LONGEST_TURN; };
         while (true) {
             unsigned seen = n_calls.load(std::memory_order_acquire);
             bool helped = false;
-            for (Loop& loop : loops) helped |= loop.help(thread);
+            for (Loop& loop : loops) helped |= loop.help(thread, is_turn_over);
+            if (is_turn_over()) {
+                sched_yield();
+                turn_start = Clock::now();
+            }
             if (helped || spin_until([&] { return n_calls.load(std::memory_order_acquire) != seen; })) continue;
             std::unique_lock<std::mutex> lock(mutex);
             n_asleep.fetch_add(1);
             is_called.wait(lock, [&] { return n_calls.load() != seen; });
             n_asleep.fetch_sub(1);
+            turn_start = Clock::now();
         }
     }
 };
@@ -202,11 +234,16 @@ Pool& the_pool() {
 
 }  // namespace
 
+static std::atomic<int> most_threads{MOST_THREADS};
+
 int n_threads() {
-    static auto torchs = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    static auto openmp = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     static int n_cores = std::thread::hardware_concurrency();
-    return std::clamp(torchs ? torchs() : n_cores, 1, MOST_THREADS);
+    return std::clamp(openmp ? openmp() : n_cores, 1, most_threads.load(std::memory_order_relaxed));
 }
+
+// Never more threads than n, whatever torch has.
+extern "C" void limit_threads(int64_t n) { most_threads = std::clamp<int64_t>(n, 1, MOST_THREADS); }
 
 void run_in_pool(int64_t n, int64_t grain, int n_wanted, const Body& body) {
     the_pool().run(n, grain, n_wanted, body);
