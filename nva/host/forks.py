@@ -17,6 +17,15 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _held = threading.local()
 
 
+@functools.cache
+def survive_forks() -> None:
+    """Have forks of this process prepared, from now on. Elsewhere than on Unix there are none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+        )
+
+
 def lock_across_forks() -> Any:
     """A reentrant lock that no other thread holds while the process forks: a fork waits for it, and
     the child finds it free, with all that it guards as it is between two holders."""
@@ -54,7 +63,3 @@ def _pause() -> Any:
     return getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
-    )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+from nva.host.cache_folder import cache_folder
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 
@@ -43,8 +41,7 @@ def find_model(model: str | Path | None) -> Path:
 
 def demo_folder() -> Path:
     """Where scripts/demo_model.py puts the demo model."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nva" / DEMO_MODEL
+    return cache_folder() / DEMO_MODEL
 
 
 def _download(model: str) -> Path:
