@@ -14,13 +14,14 @@ from typing import Any
 import attrs
 
 from nva.forward import KV, Forward
+from nva.host.forks import lock_across_forks
 from nva.loop import Steps
 from nva.loop import step as one_step
 from nva.models.checkpoint import Checkpoint
 from nva.models.params import Params
 from nva.state.engine import EngineState, check
 from nva.state.plan import Output
-from nva.steps.commit import abort
+from nva.steps.apply import abort
 from nva.text.answers import Answers, deliver, forget
 from nva.text.chat import Tokenizer
 from nva.text.detokenize import Detokenizer
@@ -47,7 +48,7 @@ class Engine:
     n_requests: int = 0
     answers: Answers = attrs.field(factory=Answers)  # to the requests in flight
     lock: Any = attrs.field(
-        factory=threading.RLock, init=False
+        factory=lock_across_forks, init=False
     )  # held by whoever reads or replaces the fields here
     stepping: Any = attrs.field(factory=threading.Lock, init=False)  # held within a step
     closed: list[Collection[int | str]] = attrs.field(

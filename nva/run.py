@@ -8,7 +8,8 @@ Engine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,37 @@ def completions(
         for event in _with_progress(events, len(_listed(prompts))) if progress else events:
             if isinstance(event, Completion):
                 yield event
+
+
+def answers(
+    engine: Engine, asked: Iterable[tuple[Prompt, SamplingParams]], window: int
+) -> Generator[tuple[int, Completion | ValueError]]:
+    """The Completion of each prompt with its number, in the order in which they end. A prompt that
+    can't be served gives the ValueError that says why, and harms no other.
+
+    `asked` is read as answers come, so that at most `window` prompts are held at a time. Closing
+    the iterator early aborts what is unanswered.
+    """
+    left = enumerate(asked)
+    open_streams: dict[int, Generator[Event]] = {}
+    try:
+        while True:
+            for number, (prompt, params) in itertools.islice(left, window - len(open_streams)):
+                try:
+                    open_streams[number] = stream(engine, prompt, params)
+                except ValueError as error:
+                    yield number, error
+            if not open_streams:
+                return
+            # Each stream in turn gives what is there, or turns the loop until something is.
+            for number, events in [*open_streams.items()]:
+                event = next(events)
+                if isinstance(event, Completion):
+                    del open_streams[number]
+                    yield number, event
+    finally:
+        for events in open_streams.values():
+            events.close()
 
 
 def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[Event]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
+from nva.cli import flags
 from nva.cli import main as cli
 from nva.loading import load as loading
 from nva.loading.options import Options
@@ -69,8 +70,8 @@ def calls(monkeypatch):
 
 
 def test_every_field_has_a_flag():
-    assert set(cli.SAMPLING) | {"seed"} == {field.name for field in attrs.fields(SamplingParams)}
-    assert set(cli.LOADING) == {field.name for field in attrs.fields(Options)}
+    assert set(flags.SAMPLING) | {"seed"} == {field.name for field in attrs.fields(SamplingParams)}
+    assert set(flags.LOADING) == {field.name for field in attrs.fields(Options)}
 
 
 FLAGS = {
@@ -94,7 +95,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("name", cli.SAMPLING)
+@pytest.mark.parametrize("name", flags.SAMPLING)
 def test_a_flag_reaches_sampling(calls, name):
     values, expected = FLAGS[name]
     flag = "--" + name.replace("_", "-")
@@ -201,7 +202,7 @@ MISTAKES = {
     "run x --logit-bias 5": "logit_bias has 5: ''",
     "run x --stop-token-ids a": "stop_token_ids is ('a',)",
     "run x --logprobs 2": "logprobs can be seen with --json only",
-    "run x --file no/such/file": "No such file or directory: 'no/such/file'",
+    "run x --file no/such/file": "--file no/such/file can't be read: No such file or directory",
     "run x --raw --system s": "--system needs a chat template",
     "run x --template-option thinking": "--template-option is 'thinking'; give NAME=VALUE",
     "run x --raw --template-option a=1": "--template-option needs a chat template",

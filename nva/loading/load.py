@@ -109,7 +109,7 @@ def _device(name: str) -> str:
 
 
 def _dtype(options: Options, checkpoint: Checkpoint, kernels: Kernels) -> torch.dtype:
-    dtype = resolve_dtype(options.dtype, checkpoint.config)
+    dtype = resolve_dtype(options.dtype, checkpoint)
     if dtype not in kernels.dtypes:
         names = [str(known).removeprefix("torch.") for known in kernels.dtypes]
         raise ValueError(

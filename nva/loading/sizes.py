@@ -16,7 +16,7 @@ from nva.state.limits import Limits, blocks_for
 
 if TYPE_CHECKING:
     pass
-from nva.loading.options import Options
+from nva.loading.options import Options, policy_of
 
 
 def limits_of(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
@@ -59,7 +59,9 @@ def empty_engine(
             f"{advice}"
         )
     try:
-        return empty_kv(spec, limits, dtype, device), empty(limits, options.policy, options.seed)
+        return empty_kv(spec, limits, dtype, device), empty(
+            limits, policy_of(options), options.seed
+        )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ValueError(
             f"{limits.max_rows} rows of up to {limits.max_model_len} tokens and a cache of "

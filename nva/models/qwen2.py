@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nva.models.hf_config import Config, read_experts, read_spec, required, size
+from nva.models.hf_config import Config
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
+from nva.models.read_spec import MAX_LAYERS, read_experts, read_spec
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
@@ -24,12 +25,12 @@ def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
 def qwen_windows(config: Config) -> dict[str, Any]:
     """The first max_window_layers layers see everything, the others the window; without
     use_sliding_window all do."""
-    if not config.get("use_sliding_window"):
+    if not config.flag("use_sliding_window"):
         config.pass_over("sliding_window", "max_window_layers")
         return {}
     return {
-        "window": required(config, "sliding_window"),
-        "n_unwindowed": required(config, "max_window_layers"),
+        "window": config.size("sliding_window"),
+        "n_unwindowed": config.size("max_window_layers", at_least=0, at_most=MAX_LAYERS),
     }
 
 
@@ -38,11 +39,13 @@ def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Which layers have a window must be listed: programs disagree on what max_window_layers means
     here."""
     config.pass_over("sliding_window", "max_window_layers")
-    windows = {}
-    if config.get("use_sliding_window"):
-        required(config, "layer_types")
-        windows = {"window": required(config, "sliding_window")}
-    experts = read_experts(config, shared_size=size(config, "shared_expert_intermediate_size"))
-    return read_spec(
-        config, qkv_bias=config.get("qkv_bias", True), experts=experts, **windows
-    ), LLAMA_WEIGHTS
+    window = None
+    if config.flag("use_sliding_window") and config.names("layer_types"):
+        window = config.size("sliding_window")
+    spec = read_spec(
+        config,
+        qkv_bias=config.flag("qkv_bias", True),
+        experts=read_experts(config, config.size("shared_expert_intermediate_size")),
+        window=window,
+    )
+    return spec, LLAMA_WEIGHTS

@@ -44,7 +44,7 @@ _MOST = 1e6
 """The largest temperature or penalty: far beyond any use, and far from float32's end, where
 infinities become NaN."""
 
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -133,7 +133,7 @@ def _field(check: Any, default: Any = None, converter: Any = as_python) -> Any:
     )
 
 
-@knows_names("SamplingParams", _OTHER_NAMES)
+@knows_names("SamplingParams", OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How to choose tokens. Every field has a default; None means: the checkpoint's

@@ -15,7 +15,7 @@ from nva.state.columns import evolve
 from nva.state.engine import EngineState
 from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request
-from nva.steps.commit import stop
+from nva.steps.apply import stop
 from nva.text.detokenize import Detokenizer, TextStream, finish, read, text_stream
 
 RequestId = int | str

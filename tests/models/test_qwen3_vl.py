@@ -269,15 +269,20 @@ def refuses(
 def test_what_is_refused() -> None:
     rope = TEXT["rope_parameters"]
     refuses(
-        "mrope_section .*; Qwen3-VL takes three, with mrope_interleaved",
+        "mrope_section .*; Qwen3-VL takes three whole numbers, with mrope_interleaved",
         {"rope_parameters": {"rope_theta": 1.0}},
     )
     refuses("with mrope_interleaved", {"rope_parameters": {**rope, "mrope_interleaved": False}})
-    refuses("hidden_act 'silu' is not known", vision={"hidden_act": "silu"})
+    refuses(
+        "vision_config.hidden_act = 'silu'; it must be one of gelu_pytorch_tanh",
+        vision={"hidden_act": "silu"},
+    )
     refuses(
         "the vision tower gives 40 numbers, the text model takes 48", vision={"out_hidden_size": 40}
     )
-    refuses("4 heads of a vision tower 36 wide", vision={"hidden_size": 36})
+    refuses(
+        "hidden_size = 36; it must be a multiple of 4 for each head", vision={"hidden_size": 36}
+    )
     refuses(
         "rope type 'default' of the vision tower",
         vision={"rope_parameters": {"rope_type": "default"}},
