@@ -47,17 +47,14 @@ def library() -> ctypes.CDLL:
 
 
 def _loaded(key: str, compiled: Callable[[], bytes]) -> ctypes.CDLL:
-    reasons = []
     for place in (lambda: cache_folder() / "kernels", temporary_folder):
         try:
-            folder = place()
-            return _kept(folder, key, compiled)
+            return _kept(place(), key, compiled)
         except OSError as error:
-            reasons.append(str(error))
-    why = "; ".join(reasons)
+            say(f"no place for the compiled CPU kernels: {error}", logging.WARNING)
     say(
-        f"the CPU kernels are compiled at every start, since no folder can keep them ({why}); "
-        "set XDG_CACHE_HOME to one that can",
+        "the CPU kernels are compiled at every start; set XDG_CACHE_HOME to a folder that can "
+        "keep them",
         logging.WARNING,
     )
     try:
@@ -96,7 +93,7 @@ def _name(key: str, content: bytes) -> str:
 
 def _check_use(folder: Path) -> None:
     """Raises OSError where nothing can be written or loaded, before time goes into compiling."""
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
         raise OSError(errno.EACCES, "mounted noexec, so no library can be loaded", str(folder))
     with tempfile.TemporaryFile(dir=folder):
         pass
