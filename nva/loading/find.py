@@ -13,6 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from nva.host.cache_folder import cache_folder
+
 log = logging.getLogger(__name__)
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -70,8 +72,7 @@ def _find(model: str | os.PathLike[str]) -> Path:
 
 def demo_folder() -> Path:
     """Where scripts/demo_model.py puts the demo model."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nva" / DEMO_MODEL
+    return cache_folder() / DEMO_MODEL
 
 
 def _demo() -> Path:
