@@ -20,7 +20,7 @@ from nva.loading.check import self_check
 from nva.loading.warm_up import run_largest, warm_up
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
 from nva.state.checks import takes_fields_of
-from nva.steps.sample import filter_gaps
+from nva.steps.filters import filter_gaps
 from nva.text.chat import Tokenizer
 from nva.text.detokenize import detokenizer
 from nva.text.images import ImageReader, largest_image
