@@ -8,9 +8,8 @@ with them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 import functools
 
 from nva.engine import Engine
+from nva.loading.defaults import read_defaults
 from nva.loading.find import find_model
 from nva.loading.options import LoadOptions, Options
 from nva.loading.sizes import empty_engine, limits_of, n_blocks_of
@@ -50,6 +50,7 @@ def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Eng
     chosen = Options(**options)
     folder = find_model(model)
     checkpoint = open_checkpoint(folder)
+    defaults = read_defaults(checkpoint.generation_config)
     spec, where = checkpoint.spec, _device(chosen.device)
     kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
     device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
@@ -83,7 +84,7 @@ def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Eng
         eos_ids=frozenset(
             id_ for id_ in checkpoint.eos_ids | _eos_ids(tokenizer) if id_ < spec.vocab_size
         ),
-        defaults=_defaults(checkpoint.generation_config),
+        defaults=defaults,
     )
 
 
@@ -123,19 +124,3 @@ def _dtype(options: Options, checkpoint: Checkpoint, kernels: Kernels) -> torch.
 def _eos_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     found = getattr(tokenizer, "eos_token_id", None)
     return frozenset() if found is None else frozenset({found})
-
-
-def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's generation_config.json says of SamplingParams. Greedy where it turns
-    sampling off."""
-    names = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-    found = {
-        name: value
-        for name, value in generation_config.items()
-        if name in names and value is not None
-    }
-    if generation_config.get("max_new_tokens") is not None:
-        found["max_tokens"] = generation_config["max_new_tokens"]
-    if generation_config.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
