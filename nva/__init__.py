@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from nva.models.registry import register
     from nva.run import generate, run, stream
     from nva.state.engine import EngineState
-    from nva.state.errors import InvariantError
+    from nva.state.errors import DeviceError, InvariantError
     from nva.state.limits import Limits
     from nva.state.policy import Policy
     from nva.state.request import Request, SamplingParams
@@ -32,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Completion",
+    "DeviceError",
     "Engine",
     "EngineState",
     "InvariantError",
@@ -53,6 +54,7 @@ __all__ = [
 
 _HOMES = {
     "Completion": "nva.text.answers",
+    "DeviceError": "nva.state.errors",
     "Engine": "nva.engine",
     "EngineState": "nva.state.engine",
     "InvariantError": "nva.state.errors",

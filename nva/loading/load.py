@@ -7,7 +7,6 @@ with them."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import attrs
 import torch
 
 from nva.forward import make_forward
-from nva.kernels import Kernels, backend, place
+from nva.kernels import Change, Device, Kernels, backend, with_kernels
 from nva.loading.check import self_check
 from nva.loading.warm_up import run_largest, warm_up
 from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
@@ -40,31 +39,44 @@ from nva.steps.sample import sample
 
 
 @takes_fields_of(Options)
-def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Engine:
+def load(
+    model: str | Path | None = None,
+    *,
+    kernels: Kernels | Change | None = None,
+    **options: Unpack[LoadOptions],
+) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B". Options are those of
     `Options`.
 
-    Without a name, the folder in the NVA_MODEL environment variable, else the demo model. Raises
-    ValueError for an unknown option, for a device that isn't here, for sizes that memory can't
-    hold, and for a model that can't be found or read."""
+    Without a name, the folder in the NVA_MODEL environment variable, else the demo model.
+    `kernels` are yours in place of the device's, or a function that makes them of the device's:
+    `kernels=lambda own: attrs.evolve(own, rotary=mine)`; they are compared with the reference
+    first, unless they say that they are approximate.
+
+    Raises ValueError for an unknown option, for a device that isn't here, for sizes that memory
+    can't hold, and for a model that can't be found or read; DeviceError where the device, or your
+    kernels, compute something else than the reference."""
     chosen = Options(**options)
     folder = find_model(model)
     checkpoint = open_checkpoint(folder)
     defaults = read_defaults(checkpoint.generation_config)
-    spec, where = checkpoint.spec, _device(chosen.device)
-    kernels = backend(where, spec, "eager" if chosen.enforce_eager else chosen.graph)
-    device, dtype = place(where), _dtype(chosen, checkpoint, kernels)
-    self_check(spec, kernels, dtype, device)
-    params = load_params(checkpoint, dtype, device, kernels)
-    limits = limits_of(spec, chosen, kernels)
+    spec = checkpoint.spec
+    device = backend(chosen.device, spec, "eager" if chosen.enforce_eager else chosen.graph)
+    if kernels is not None:
+        device = with_kernels(device, kernels)
+    dtype = _dtype(chosen, checkpoint, device)
+    self_check(spec, device, dtype)
+    params = load_params(checkpoint, dtype, device.where, device.kernels)
+    limits = limits_of(spec, chosen, device)
     reader = ImageReader(folder=folder, spec=spec.vision) if spec.vision else None
     if chosen.n_blocks is None:
-        if where.startswith("npu"):
+        if device.measured_with:
             largest = largest_image(reader, limits.max_model_len) if reader else None
-            run_largest(spec, limits, backend(where, spec, "eager"), params, dtype, device, largest)
-        memory = chosen.cache_memory or kernels.cache_memory(device)
-        limits = attrs.evolve(limits, n_blocks=n_blocks_of(spec, chosen, limits, dtype, memory))
-    forward = make_forward(spec, limits, kernels, device, chosen.enforce_eager)
+            run_largest(spec, limits, device, params, dtype, largest)
+        memory = chosen.cache_memory or device.cache_memory(device.where)
+        n_blocks = n_blocks_of(spec, chosen, limits, dtype, device, memory)
+        limits = attrs.evolve(limits, n_blocks=n_blocks)
+    forward = make_forward(spec, limits, device, chosen.enforce_eager)
     kv, state = empty_engine(spec, limits, dtype, device, chosen)
     kv = warm_up(forward, params, kv, limits)
     tokenizer = load_tokenizer(folder)
@@ -73,9 +85,7 @@ def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Eng
         checkpoint=checkpoint,
         params=params,
         forward=forward,
-        steps=Steps(
-            sample=functools.partial(sample, filter_=kernels.make_filter_gaps(filter_gaps))
-        ),
+        steps=Steps(sample=functools.partial(sample, filter_=device.make_filter_gaps(filter_gaps))),
         kv=kv,
         state=state,
         tokenizer=tokenizer,
@@ -88,33 +98,12 @@ def load(model: str | Path | None = None, **options: Unpack[LoadOptions]) -> Eng
     )
 
 
-def _device(name: str) -> str:
-    if name == "auto":
-        has_npu = (
-            hasattr(torch, "npu") and torch.npu.is_available()
-        )  # torch_npu, where installed, is imported by torch
-        return "npu" if has_npu else "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|(cuda|npu)(:[0-9]+)?", name):
-        raise ValueError(
-            f"device is {name!r}; give cpu, cuda, npu, cuda:1, npu:1, ..., or auto for the best "
-            "one here"
-        )
-    kind, _, index = name.partition(":")
-    n_gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
-    if kind == "cuda" and not int(index or 0) < n_gpus:
-        raise ValueError(
-            f"device is {name!r}, but torch {torch.__version__} finds {n_gpus} GPUs here; give "
-            "another, or cpu"
-        )
-    return name
-
-
-def _dtype(options: Options, checkpoint: Checkpoint, kernels: Kernels) -> torch.dtype:
+def _dtype(options: Options, checkpoint: Checkpoint, device: Device) -> torch.dtype:
     dtype = resolve_dtype(options.dtype, checkpoint)
-    if dtype not in kernels.dtypes:
-        names = [str(known).removeprefix("torch.") for known in kernels.dtypes]
+    if dtype not in device.dtypes:
+        names = [str(known).removeprefix("torch.") for known in device.dtypes]
         raise ValueError(
-            f"dtype is {options.dtype}, here {dtype}, which device {options.device} can't compute "
+            f"dtype is {options.dtype}, here {dtype}, which device {device.name} can't compute "
             "with; "
             f"give {' or '.join(names)}"
         )

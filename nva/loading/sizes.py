@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nva.forward import KV, empty_kv
-from nva.kernels import Kernels
+from nva.forward import KV, cache_shape, empty_kv
+from nva.kernels import Device
 from nva.models.spec import ModelSpec
 from nva.state.checks import LARGEST_INT32
 from nva.state.engine import EngineState, empty
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from nva.loading.options import Options, policy_of
 
 
-def limits_of(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
+def limits_of(spec: ModelSpec, options: Options, device: Device) -> Limits:
     """The limits, the number of blocks being 1 if it is still to be found."""
     max_model_len = options.max_model_len or spec.max_position
     if max_model_len > spec.reach:
@@ -29,14 +29,12 @@ def limits_of(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
             "config.json to go further"
         )
     max_batched_tokens = min(options.max_batched_tokens, options.max_rows * max_model_len)
-    token_buckets, row_buckets = kernels.buckets(
-        max_batched_tokens, options.max_rows, max_model_len
-    )
+    token_buckets, row_buckets = device.buckets(max_batched_tokens, options.max_rows, max_model_len)
     return Limits(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         n_blocks=options.n_blocks or 1,
-        block_size=options.block_size or kernels.block_size,
+        block_size=options.block_size or device.block_size,
         max_rows=options.max_rows,
         max_batched_tokens=max_batched_tokens,
         position_axes=3 if spec.rope_axes else 1,
@@ -47,7 +45,7 @@ def limits_of(spec: ModelSpec, options: Options, kernels: Kernels) -> Limits:
 
 
 def empty_engine(
-    spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: torch.device, options: Options
+    spec: ModelSpec, limits: Limits, dtype: torch.dtype, device: Device, options: Options
 ) -> tuple[KV, EngineState]:
     """The cache and a state without requests. Raises ValueError if there is no memory for them, or
     no number."""
@@ -71,13 +69,17 @@ def empty_engine(
 
 
 def n_blocks_of(
-    spec: ModelSpec, options: Options, limits: Limits, dtype: torch.dtype, memory: int
+    spec: ModelSpec,
+    options: Options,
+    limits: Limits,
+    dtype: torch.dtype,
+    device: Device,
+    memory: int,
 ) -> int:
     """Blocks that so much memory holds, scratch blocks not counted: all if it was asked for, else
     those needed."""
-    block_bytes = (
-        2 * spec.n_layers * limits.block_size * spec.n_kv_heads * spec.head_dim * dtype.itemsize
-    )
+    block = cache_shape(spec, limits.block_size, n_ids=1)
+    block_bytes = 2 * spec.n_layers * device.cache_bytes(block, dtype)
     needed = options.max_rows * blocks_for(limits.max_model_len, limits.block_size)
     n_blocks = memory // block_bytes if options.cache_memory else min(needed, memory // block_bytes)
     if n_blocks < 1:

@@ -22,7 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nva.kernels import Kernels, reference
+from nva.kernels import Kernels
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models.params import Param, Params, Weights, all_tables, build_params
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
@@ -90,7 +91,7 @@ def load_checkpoint(
     folder: str | Path,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> tuple[Checkpoint, Params]:
     """open_checkpoint and load_params in one."""
     checkpoint = open_checkpoint(folder)
@@ -101,7 +102,7 @@ def load_params(
     checkpoint: Checkpoint,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> Params:
     """The parameters, in one dtype on one device, and in the form that the kernels want.
 
