@@ -15,6 +15,9 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from nva.host.forks import survive_forks
+from nva.host.openmp import set_up_openmp
+
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HOMES
     from nva.engine import Engine, step
     from nva.loading.load import load
@@ -29,6 +32,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from nva.text.answers import Completion, Sample, TextDelta
 
 __version__ = "0.1.0"
+
+set_up_openmp()
+survive_forks()
 
 __all__ = [
     "Completion",

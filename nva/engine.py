@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import attrs
 
 from nva.forward import KV, Forward
+from nva.host.forks import lock_across_forks
 from nva.loop import Observe, Steps, unobserved
 from nva.loop import step as one_step
 from nva.models.checkpoint import Checkpoint
@@ -84,7 +85,7 @@ class Engine:
     observe: Observe = unobserved  # sees each part of a step, and each event as "event"
     ids: Iterator[int] = attrs.field(factory=itertools.count)  # of requests to come
     answers: Answers = attrs.field(factory=Answers)  # to the requests in flight
-    lock: Any = attrs.field(factory=threading.RLock, init=False)
+    lock: Any = attrs.field(factory=lock_across_forks, init=False)
     changing: Any = attrs.field(factory=threading.Lock, init=False)
     encoding: Any = attrs.field(factory=threading.Lock, init=False)  # held to use the tokenizer
     before: Before | None = attrs.field(default=None, init=False)  # of a change that hasn't ended
