@@ -19,12 +19,16 @@ from transformers import PreTrainedModel
 import nva
 from examples import beam_search as beam_search_example
 from examples import compose as compose_example
+from examples import own_kernel as kernel
+from examples import own_sampler as sampler
+from examples import own_scheduler as scheduler
 from examples import test_your_scheduler as scheduler_example
 from examples.beam_search import REQUEST_ID, advance, beam_search, begin
 from examples.compose import fair, serve
 from nva.forward import make_forward
 from nva.kernels import reference
 from nva.state.engine import check, empty
+from nva.state.plan import Draw, Sampled
 from nva.state.policy import first_come_first_served
 from nva.state.request import request
 from nva.steps.apply import abort
@@ -37,7 +41,17 @@ PROMPTS = [
 ]
 STOPS = {"one": {2}, "some": {5, 11, 40}, "many": {*range(0, 97, 4)}}
 
+GREEDY = nva.SamplingParams(temperature=0, max_tokens=12)
+
 Models = tuple[nva.Engine, PreTrainedModel]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint without a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    build(CASES["llama"], folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -147,7 +161,7 @@ def test_fair_queueing_serves_a_light_user_early_and_changes_no_token(models: Mo
     engine, _ = models
     ids = ["ann/0", "ann/1", "ann/2", "ann/3", "ann/4", "ann/5", "ann/6", "bob/0"]
     requests = [
-        request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6))
+        request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6, tag=id_[:3]))
         for i, id_ in enumerate(ids)
     ]
     runs = {
@@ -180,6 +194,89 @@ def test_the_loop_by_hand_samples_by_the_engine_s_own_sampler(models: Models) ->
     serve(engine, first_come_first_served, [request("ann/0", [1, 2, 3], ask)])
     engine.steps = plain
     assert calls == [1, 1, 1]
+
+
+# Steps and kernels of one's own
+
+
+LONG = [i * 7 % 97 for i in range(60)]
+
+
+def test_a_scheduler_of_ones_own_is_served_and_changes_no_token(folder: Path) -> None:
+    sizes, tokens = [], []
+    for steps in (nva.Steps(), nva.Steps(schedule=scheduler.gentle)):
+        engine = nva.load(folder, steps=steps, max_batched_tokens=64)
+        sizes.append(scheduler.largest_step(engine, [[1, 2, 3], LONG], max_tokens=12))
+        answers = nva.generate(engine, [[1, 2, 3], LONG], GREEDY)
+        tokens.append([answer.token_ids for answer in answers])
+    assert sizes == [64, 1 + scheduler.CHUNK]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_sampler_of_ones_own_leaves_out_what_it_says(folder: Path) -> None:
+    """The tokens left are those of top-n-sigma; where one is left, the answer is greedy."""
+    seen: list[tuple[torch.Tensor, np.ndarray]] = []
+
+    def watched(logits: torch.Tensor, draw: Draw) -> Sampled:
+        sampled = sampler.top_n_sigma(logits, draw)
+        seen.append((logits[draw.logit_rows.tolist()], sampled.tokens))
+        return sampled
+
+    engine = nva.load(folder, steps=nva.Steps(sample=watched))
+    nva.generate(engine, [PROMPTS[1]] * 40, nva.SamplingParams(temperature=3.0, max_tokens=20))
+    logits = torch.cat([x for x, _ in seen])
+    drawn = logits.gather(1, torch.tensor(np.concatenate([y for _, y in seen]))[:, None].long())
+    below = (logits.amax(-1, keepdim=True) - drawn) / logits.std(-1, keepdim=True)
+    assert 0.5 < below.max() <= sampler.N_SIGMA
+
+
+def test_a_sampler_that_remembers_keeps_the_surprise_at_its_target(folder: Path) -> None:
+    """Mirostat moves the surprise towards its target, and each sample has a bound of its own."""
+    engine = nva.load(folder, steps=nva.Steps(sample=sampler.mirostat))
+    params = nva.SamplingParams(temperature=1.0, max_tokens=60, seed=3, n=2, logprobs=0)
+    (answer,) = nva.generate(engine, [PROMPTS[1]], params)
+    bounds = engine.state.sampler_state
+    assert len(bounds) == 2
+    assert len({round(bound, 6) for bound in bounds.values()}) == 2
+    assert answer.samples[0].token_ids != answer.samples[1].token_ids
+    alone = nva.load(folder, steps=nva.Steps(sample=sampler.mirostat))
+    (again, _) = nva.generate(alone, [PROMPTS[1], PROMPTS[0]], params)
+    assert again.samples == answer.samples
+
+
+def test_a_kernel_of_ones_own_is_served_and_a_wrong_one_refused(folder: Path) -> None:
+    expected = nva.generate(nva.load(folder), PROMPTS, GREEDY)
+    engine = nva.load(folder, kernels=kernel.with_mine)
+    found = nva.generate(engine, PROMPTS, GREEDY)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    with pytest.raises(RuntimeError, match="computes something else than the reference"):
+        nva.load(folder, kernels=kernel.with_wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        (scheduler, ("schedule: steps of up to 256 tokens", "gentle: steps of up to 17 tokens")),
+        (sampler, ("top-n-sigma: '", "mirostat: '")),
+        (kernel, ("with_mine: ' Paris.", "with_wrong: refused: ")),
+        (compose_example, ("fcfs: Bob gets ' Paris", "fair: Bob gets ' Paris")),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_example_runs_from_the_command_line(
+    demo_model: Path,
+    module: Any,
+    lines: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NVA_MODEL", str(demo_model))
+    monkeypatch.setattr(sys, "argv", ["example"])
+    module.main()
+    shown = capsys.readouterr().out
+    for line in lines:
+        assert line in shown
 
 
 BAD = {
