@@ -84,7 +84,8 @@ def step(engine: Engine) -> Output:
 
 
 def _step(engine: Engine) -> Output:
-    before, answers, caches = engine.state, engine.answers, engine.kv.layers
+    before, answers = engine.state, engine.answers
+    caches, generation = engine.kv.layers, engine.kv.generation
     seen: dict[str, Any] = {}
 
     def remember(part: str, result: Any) -> Any:
@@ -100,7 +101,7 @@ def _step(engine: Engine) -> Output:
         if "pack" in seen:  # the forward may have written
             plan, batch = seen["schedule"][1], seen["pack"][0]
             before = engine.steps.withdraw(before, plan, batch)
-        engine.kv, engine.state, engine.answers = KV(caches), before, answers
+        engine.kv, engine.state, engine.answers = KV(caches, generation), before, answers
         raise
     if os.environ.get("NVA_CHECK") == "1":
         check(engine.state)

@@ -21,8 +21,9 @@ from nva.models.params import Params
 from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
 from nva.state.columns import Int
+from nva.state.generation import COLD, check_generation
 from nva.state.limits import Limits
-from nva.state.plan import Batch
+from nva.state.plan import BATCH_ARRAYS, Batch
 
 
 @attrs.define(eq=False)
@@ -30,6 +31,7 @@ class KV:
     """A single-use handle on the keys and values of all layers, as a donated buffer is in JAX."""
 
     _layers: tuple[Cache, ...] | None
+    generation: bytes = COLD  # what was written to the caches, see state/generation.py
 
     @property
     def layers(self) -> tuple[Cache, ...]:
@@ -43,9 +45,10 @@ class KV:
             )
         return self._layers
 
-    def renew(self) -> KV:
-        """The handle for the next forward; this one is used up."""
-        fresh, self._layers = KV(self.layers), None
+    def renew(self, generation: bytes = COLD) -> KV:
+        """The handle for the next forward, of this generation; this one is used up."""
+        fresh = KV(self.layers, generation)
+        self._layers = None
         return fresh
 
 
@@ -93,7 +96,13 @@ def make_forward(
     @torch.inference_mode()
     def forward(params: Params, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         caches = kv.layers
-        on_host = {name: getattr(batch, name) for name in _ARRAYS}
+        check_generation(batch.before, kv.generation)
+        if (batch.token_source >= 0).any():
+            raise ValueError(
+                "this batch has tokens that only the device knows (token_source), which this "
+                "forward doesn't look up; give limits.lookahead = 0"
+            )
+        on_host = {name: getattr(batch, name) for name in BATCH_ARRAYS}
         arrays = _to_device(batch.buffer, on_host, device)
         for cache in caches if len(batch.copies) else ():
             kernels.copy_blocks(*cache, arrays["copies"])
@@ -114,7 +123,7 @@ def make_forward(
             features, is_image = spread(params["vision"], batch)
             inputs = attrs.evolve(inputs, features=features, is_image=is_image)
         logits = compute(params, caches, inputs)
-        return logits, kv.renew()
+        return logits, kv.renew(batch.after)
 
     return forward
 
@@ -162,8 +171,6 @@ def make_encode(spec: VisionSpec, kernels: Kernels, device: torch.device) -> Any
     return encode
 
 
-_NO_ARRAYS = ("buffer", "n_tokens", "n_rows", "n_logits", "images")
-_ARRAYS = tuple(name for name in attrs.fields_dict(Batch) if name not in _NO_ARRAYS)
 _LAYOUT = tuple(attrs.fields_dict(Layout))
 
 
