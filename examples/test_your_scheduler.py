@@ -36,8 +36,7 @@ def cross_out(state: EngineState) -> tuple[EngineState, Plan]:
     kept, sources = np.unique(plan.sample_sources, return_inverse=True)
     if not len(kept):
         return state, plan
-    names = ("rows", "starts", "counts", "token_sources")
-    planned = {name: getattr(plan, name)[kept] for name in names}
+    planned = {name: getattr(plan, name)[kept] for name in ("rows", "starts", "counts")}
     sources = sources.astype(np.int32)
     return state, attrs.evolve(plan, **planned, sample_sources=sources, scores=())
 

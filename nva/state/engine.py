@@ -32,10 +32,10 @@ class EngineState:
     waiting: Queue
     rows: Rows
     blocks: Blocks
-    # Digest of the prompts and tokens that came in so far, and the generation of the cache that
-    # this state's steps have written: see generation.py.
-    history: bytes
+    # The generation of the cache that this state's steps have written, and what came in since it
+    # was made: digests of prompts, sampled tokens. See generation.py.
     generation: bytes
+    history: bytes
 
 
 def empty(limits: Limits, policy: Policy = first_come_first_served, seed: int = 0) -> EngineState:
@@ -50,8 +50,8 @@ def empty(limits: Limits, policy: Policy = first_come_first_served, seed: int = 
         waiting=Queue(),
         rows=empty_rows(limits),
         blocks=empty_blocks(limits),
-        history=b"",
         generation=COLD,
+        history=b"",
     )
 
 

@@ -19,7 +19,7 @@ from nva.state.columns import Column, Float, Ids, Int, Long, array_field, freeze
 from nva.state.generation import COLD
 from nva.state.media import Image
 from nva.state.request import Finished, Request
-from nva.state.rows import NO_SOURCE, SampleId
+from nva.state.rows import SampleId
 
 
 class Score(NamedTuple):
@@ -29,10 +29,6 @@ class Score(NamedTuple):
     arrival: int  # of the row's request, to know it again at commit
     position: int  # of the prompt token
     packed: int  # which of the step's tokens predicts it
-
-
-def _no_sources(plan: Plan) -> Int:
-    return np.full(len(plan.rows), NO_SOURCE, np.int32)
 
 
 def _no_ids() -> Ids:
@@ -54,8 +50,8 @@ class Plan:
     starts: Int = array_field()  # [B]
     counts: Int = array_field()  # [B], at least 1
     # [B] Where the host doesn't know the row's token yet: its index among the samples of the plan
-    # before this one, else NO_SOURCE.
-    token_sources: Int = array_field(default=attrs.Factory(_no_sources, takes_self=True))
+    # before this one, else NO_SOURCE. None where it knows all.
+    token_sources: Int | None = None
     sample_rows: Ids = array_field()  # [S]
     sample_sources: Ids = array_field()  # [S] indices into rows
     sample_arrivals: Long = array_field()  # [S] arrival of the sequence
@@ -76,23 +72,31 @@ class Plan:
         return int(self.counts.sum())
 
     def __attrs_post_init__(self) -> None:
-        n_rows = len(self.rows)
-        n_samples = len(self.sample_rows)
-        same_length(self, n_rows, "rows", ("starts", "counts", "token_sources"))
-        same_length(self, n_samples, "sample_rows", _SAMPLE_COLUMNS)
+        arrays = self.__dict__
+        same_length("Plan", arrays, _ROW_ARRAYS)
+        same_length("Plan", arrays, _SAMPLE_ARRAYS)
+        if self.token_sources is not None:
+            same_length("Plan", arrays, ("rows", "token_sources"))
 
 
-_SAMPLE_COLUMNS = ("sample_sources", "sample_arrivals", "sample_numbers", "sample_positions")
+_ROW_ARRAYS = ("rows", "starts", "counts")
+_SAMPLE_ARRAYS = (
+    "sample_rows",
+    "sample_sources",
+    "sample_arrivals",
+    "sample_numbers",
+    "sample_positions",
+)
 
 
-def same_length(record: Any, n: int, first: str, others: Sequence[str]) -> None:
-    """Raise ValueError if one of these arrays of a record has other than n entries."""
-    for name in others:
-        if len(getattr(record, name)) != n:
-            owner = type(record).__name__
-            found = len(getattr(record, name))
+def same_length(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Raise ValueError if one of these arrays is not as long as the first of them."""
+    n = len(arrays[names[0]])
+    for name in names:
+        if len(arrays[name]) != n:
             raise ValueError(
-                f"{owner}.{name} has {found} entries and {owner}.{first} {n}; give one for each"
+                f"{owner}.{name} has {len(arrays[name])} entries and {owner}.{names[0]} {n}; give "
+                "one for each"
             )
 
 
@@ -140,13 +144,19 @@ class Batch:
     after: bytes = COLD  # and the one that the forward makes of it
 
     def __attrs_post_init__(self) -> None:
-        arrays = {name: getattr(self, name) for name in BATCH_ARRAYS}
-        apart = [name for name, array in arrays.items() if array.base is not self.buffer]
-        if apart or sum(array.size for array in arrays.values()) != self.buffer.size:
-            names = ", ".join(f"Batch.{name}" for name in apart) or "an array of Batch"
+        fields = self.__dict__
+        n_left = self.buffer.size
+        for name in BATCH_ARRAYS:
+            n_left -= fields[name].size
+            if fields[name].base is not self.buffer:
+                raise ValueError(
+                    f"Batch.{name} is not a view of the batch's one buffer, and the device sees "
+                    "the buffer alone; make the batch anew, by batch_of()"
+                )
+        if n_left:
             raise ValueError(
-                f"{names} is not where the batch's one buffer has it, and the device sees the "
-                "buffer alone; make the batch anew, by batch_of()"
+                "the arrays of a Batch don't fill its buffer, so that the device would see others; "
+                "make the batch anew, by batch_of()"
             )
 
 

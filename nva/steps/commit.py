@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 
 from nva.state.columns import Bool, Ids, Int, evolve, write
 from nva.state.engine import EngineState
-from nva.state.generation import digest
 from nva.state.plan import Logprobs, Output, Plan, Sampled, Score, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request
 from nva.state.rows import Rows, request_of, running, token_ids
@@ -56,7 +55,7 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     )
 
     # 3. The blocks of those that ended return.
-    history = digest(state.history, tokens.tobytes(), is_given.tobytes())
+    history = state.history + is_given.tobytes() + tokens.tobytes()
     state = evolve(state, rows=rows, history=history)
     if finished:
         state = vacate(state, list(finished))
@@ -71,11 +70,11 @@ def _is_waiting(rows: Rows, plan: Plan) -> Bool:
     a second time."""
     row_ids = plan.sample_rows
     return (
-        rows.is_running[row_ids]
-        & (rows.arrival[row_ids] == plan.sample_arrivals)
-        & (rows.sample[row_ids] == plan.sample_numbers)
-        & (rows.n_known[row_ids] == plan.sample_positions)
-        & (rows.n_tokens[row_ids] > plan.sample_positions)
+        rows.is_running.take(row_ids)
+        & (rows.arrival.take(row_ids) == plan.sample_arrivals)
+        & (rows.sample.take(row_ids) == plan.sample_numbers)
+        & (rows.n_known.take(row_ids) == plan.sample_positions)
+        & (rows.n_tokens.take(row_ids) > plan.sample_positions)
     )
 
 
@@ -88,13 +87,13 @@ def _appended(rows: Rows, row_ids: Ids, tokens: Int) -> Rows:
 
 def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     """The rows that their newest token ends, by row id."""
-    is_stopped = (rows.stop_ids[row_ids] == tokens[:, None]).any(axis=1)
-    is_long = rows.n_known[row_ids] >= rows.max_len[row_ids]
+    stopped = (rows.stop_ids[row_ids] == tokens[:, None]).nonzero()[0].tolist()
+    long = (rows.n_known[row_ids] >= rows.max_len[row_ids]).nonzero()[0].tolist()
     finished: dict[int, Finished] = {}
-    for j in (is_stopped | is_long).nonzero()[0].tolist():
+    for j in sorted({*stopped, *long}):
         row = int(row_ids[j])
         sample = int(rows.sample[row])
-        if is_stopped[j]:
+        if j in stopped:
             finished[row] = _finished_row(rows, row, sample, "stop", int(tokens[j]))
         else:
             finished[row] = _finished_row(rows, row, sample, "length")

@@ -10,13 +10,16 @@ import math
 
 import numpy as np
 
-from nva.state.columns import Float, Ids, Int
+from nva.state.columns import Column, Float, Ids, Int, freeze
 from nva.state.engine import EngineState
 from nva.state.limits import Limits, bucket_for
 from nva.state.media import positions_between
 from nva.state.plan import Batch, Draw, ImageSpan, Plan, laid_out
 from nva.state.rows import NO_SOURCE, Rows, request_of, token_ids
 from nva.state.table import entries_at
+
+NO_BIAS_AT = freeze(np.zeros((0, 2), np.int32))
+NO_BIAS = freeze(np.zeros(0))
 
 
 def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
@@ -78,8 +81,8 @@ def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Ids) -> 
         views["positions"][:, :n_tokens] = positions
     else:
         views["positions"][:, :n_tokens] = _rope_positions(state, plan)
-    if limits.lookahead:
-        _leave_to_device(views, plan, ends)
+    if plan.token_sources is not None:
+        _leave_to_device(views, plan.token_sources, ends)
 
     # 2. One entry for each row.
     width = views["block_tables"].shape[1]
@@ -142,12 +145,12 @@ def _unrolled(plan: Plan, ends: Int) -> tuple[Ids, Int]:
     return plan.rows.repeat(plan.counts), positions
 
 
-def _leave_to_device(views: dict[str, Int], plan: Plan, ends: Int) -> None:
+def _leave_to_device(views: dict[str, Int], sources: Int, ends: Int) -> None:
     """Say which tokens the host doesn't know yet, and where among the samples of the step before
     the device has them."""
-    (unknown,) = (plan.token_sources != NO_SOURCE).nonzero()
+    (unknown,) = (sources != NO_SOURCE).nonzero()
     last = ends[unknown] - 1
-    views["token_source"][last] = plan.token_sources[unknown]
+    views["token_source"][last] = sources[unknown]
     # The history has leftovers there, which would make equal batches differ.
     views["token_ids"][last] = 0
 
@@ -205,13 +208,14 @@ def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) 
     rows = state.rows
     n_scores = len(plan.scores)
     n_probes = len(plan.probes)
-    penalized, bias_at, bias = _adjustments(rows, plan)
+    sampling = rows.sampling.take(plan.sample_rows)  # several times faster than an index
+    penalized, bias_at, bias = _adjustments(rows, plan, sampling)
     scored = {score.row for score in plan.scores}
     n_asked = [request_of(rows, row).params.prompt_logprobs or 0 for row in scored]
     score_tokens = [token_ids(rows, score.row)[score.position] for score in plan.scores]
     return Draw(
         logit_rows=logit_rows,
-        params=rows.sampling.take(plan.sample_rows),  # several times faster than an index
+        params=sampling,
         samples=plan.sample_numbers,
         positions=plan.sample_positions,
         arrivals=plan.sample_arrivals,
@@ -226,19 +230,19 @@ def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) 
     )
 
 
-def _adjustments(rows: Rows, plan: Plan) -> tuple[tuple[tuple[int, Int, int], ...], Int, Float]:
+def _adjustments(
+    rows: Rows, plan: Plan, sampling: Column
+) -> tuple[tuple[tuple[int, Int, int], ...], Int, Float]:
     """How logits are changed before the draw: the fields penalized, bias_at and bias of a Draw. A
     sample may not stop before its min_len."""
-    sampling = rows.sampling
-    sample_rows = plan.sample_rows
-    is_early = plan.sample_positions < sampling["min_len"][sample_rows]
-    is_penalized = sampling["is_penalized"][sample_rows]
-    is_biased = sampling["is_biased"][sample_rows]
+    is_early = plan.sample_positions < sampling["min_len"]
+    is_penalized = sampling["is_penalized"]
+    is_adjusted = is_penalized | sampling["is_biased"] | is_early
     penalized: list[tuple[int, Int, int]] = []
-    bias_at: list[Int] = [np.zeros((0, 2), np.int32)]
-    bias: list[Float] = [np.zeros(0)]
-    for j in (is_penalized | is_biased | is_early).nonzero()[0].tolist():
-        row = int(sample_rows[j])
+    bias_at = [NO_BIAS_AT]
+    bias = [NO_BIAS]
+    for j in is_adjusted.nonzero()[0].tolist():
+        row = int(plan.sample_rows[j])
         request = request_of(rows, row)
         if is_penalized[j]:
             penalized.append((j, token_ids(rows, row), len(request.prompt)))
@@ -248,6 +252,8 @@ def _adjustments(rows: Rows, plan: Plan) -> tuple[tuple[tuple[int, Int, int], ..
         at[:, 1] = tokens
         bias_at.append(at)
         bias.append(values)
+    if len(bias) == 1:
+        return tuple(penalized), NO_BIAS_AT, NO_BIAS
     return tuple(penalized), np.concatenate(bias_at), np.concatenate(bias)
 
 
@@ -255,8 +261,8 @@ def _biases(rows: Rows, row: int, is_early: bool) -> tuple[Int, Float]:
     """Distinct tokens and what is added to their logits: the request's bias, and for one that may
     not stop yet, minus infinity for its stop ids, whatever the bias says of them."""
     bias = rows.biases[row]
-    tokens = bias.tokens if bias else np.zeros(0, np.int32)
-    values = bias.values if bias else np.zeros(0)
+    tokens = bias.tokens if bias else NO_BIAS_AT[:, 1]
+    values = bias.values if bias else NO_BIAS
     if not is_early:
         return tokens, values
     stop_ids = np.array([*request_of(rows, row).stop_ids], np.int32)

@@ -17,14 +17,15 @@ from nva.state.columns import Ids, Int, evolve, is_any
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
 from nva.state.rows import request_of, update
-from nva.state.table import entries_of
+from nva.state.table import entries_at
 
 
-def _key(chain: int, tokens: Int, media: Media | None, index: int, block_size: int) -> Key:
-    """The key of block `index` of a sequence, after this chain."""
-    start = index * block_size
-    end = start + block_size
-    return Key(chain, tokens[start:end].tobytes() + content_between(media, start, end))
+def _key(chain: int, tokens: Int, media: Media | None, start: int) -> Key:
+    """The key of a full block after this chain, whose tokens are at positions from `start` on."""
+    content = tokens.tobytes()
+    if media is not None:
+        content += content_between(media, start, start + len(tokens))
+    return Key(chain, content)
 
 
 def match(
@@ -35,8 +36,9 @@ def match(
     The last token is never taken from the cache, since its logits are wanted."""
     ids: list[int] = []
     chain = ROOT
-    for index in range((len(tokens) - 1) // block_size):
-        found = blocks.index.get(_key(chain, tokens, media, index, block_size))
+    n_full = (len(tokens) - 1) // block_size
+    for start in range(0, n_full * block_size, block_size):
+        found = blocks.index.get(_key(chain, tokens[start : start + block_size], media, start))
         if found is None:
             break
         ids.append(found.block)
@@ -61,37 +63,45 @@ def publish(state: EngineState, row_ids: Ids) -> EngineState:
     if not state.limits.prefix_caching or not is_any(is_due):
         return state
     due = row_ids[is_due]
-    ends = n_full[is_due].tolist()
-    new: dict[Key, Found] = {}
-    chains = [_keyed(state, row, n, new) for row, n in zip(due.tolist(), ends, strict=True)]
+    new, chains = _new_keys(state, due, n_full[is_due])
     blocks = evolve(
         state.blocks,
         index=state.blocks.index.updated(new),
         keys=state.blocks.keys.updated({found.block: key for key, found in new.items()}),
         n_chains=state.blocks.n_chains + len(new),
     )
-    return evolve(state, blocks=blocks, rows=update(rows, due, n_published=ends, chain=chains))
+    rows = update(rows, due, n_published=n_full[is_due], chain=chains)
+    return evolve(state, blocks=blocks, rows=rows)
 
 
-def _keyed(state: EngineState, row: int, end: int, new: dict[Key, Found]) -> int:
-    """Key a row's blocks [n_published, end): into `new` those whose key is found nowhere yet. The
-    chain of the last of them."""
+def _new_keys(state: EngineState, row_ids: Ids, ends: Int) -> tuple[dict[Key, Found], list[int]]:
+    """The keys of these rows' blocks [n_published, end) that are found nowhere yet, and the chain
+    in which each row's blocks end."""
     rows = state.rows
-    blocks = state.blocks
     size = state.limits.block_size
-    start = int(rows.n_published[row])
-    chain = int(rows.chain[row])
-    media = request_of(rows, row).media
-    tokens = entries_of(rows.histories, row, 0, end * size)
-    table = entries_of(rows.block_tables, row, start, end).tolist()
-    for index, block in enumerate(table, start):
-        key = _key(chain, tokens, media, index, size)
-        found = new.get(key) or blocks.index.get(key)
+
+    # 1. One entry for each block: its row, its number in the row's table, its id, its tokens.
+    starts = rows.n_published[row_ids]
+    n_new = ends - starts
+    row_of = row_ids.repeat(n_new)
+    firsts = np.add.accumulate(n_new) - n_new
+    numbers = np.arange(len(row_of)) + (starts - firsts).repeat(n_new)
+    ids = entries_at(rows.block_tables, row_of, numbers).tolist()
+    positions = numbers[:, None] * size + np.arange(size)
+    tokens = entries_at(rows.histories, row_of[:, None], positions)
+
+    # 2. Each row's blocks in order, since a key has the chain of the block before.
+    chains = dict(zip(row_ids.tolist(), rows.chain[row_ids].tolist(), strict=True))
+    new: dict[Key, Found] = {}
+    entries = zip(row_of.tolist(), ids, positions[:, 0].tolist(), tokens, strict=True)
+    for row, block, start, own in entries:
+        key = _key(chains[row], own, request_of(rows, row).media, start)
+        found = new.get(key) or state.blocks.index.get(key)
         if found is None:
-            found = Found(block, blocks.n_chains + len(new) + 1)
+            found = Found(block, state.blocks.n_chains + len(new) + 1)
             new[key] = found
-        chain = found.chain
-    return chain
+        chains[row] = found.chain
+    return new, list(chains.values())
 
 
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from nva.state.blocks import ROOT, Blocks
-from nva.state.columns import Ids, Int, evolve
+from nva.state.columns import Ids, Int, evolve, freeze
 from nva.state.engine import EngineState
 from nva.state.generation import digest
 from nva.state.limits import Limits, blocks_for
@@ -81,7 +81,6 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     # 2. Prompts that run already share what is left of the budget, in chunks.
     given = _chunk(given, state.rows, prefilling)
     row_ids, counts = _rows_and_counts(given)
-    sources = _token_sources(state, row_ids)
     state = _advance(state, row_ids, counts)  # their full blocks can be found from here on
 
     # 3. Waiting sequences enter, strictly in order, while rows, blocks and budget last.
@@ -89,7 +88,6 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
     state, given = _admit(state, given)
     if len(given.rows) > n_given:
         row_ids, counts = _rows_and_counts(given)
-        sources = np.pad(sources, (0, len(given.rows) - n_given), constant_values=NO_SOURCE)
     if not len(row_ids):
         return before, _empty_plan(before)
 
@@ -100,7 +98,6 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
         rows=row_ids,
         starts=starts,
         counts=counts,
-        token_sources=sources,
         sample_rows=sample_rows,
         sample_sources=sample_sources,
         sample_arrivals=state.rows.arrival[sample_rows],
@@ -111,9 +108,12 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
         scores=_scores(state.rows, given),
         n_hit=given.n_hit,
         before=before.generation,
-        after=_next_generation(state, row_ids, starts, counts, copies),
     )
-    return _remembered(state, plan), plan
+    if limits.lookahead:
+        plan = attrs.evolve(plan, token_sources=_token_sources(state.rows, plan))
+        state = evolve(state, rows=evolve(state.rows, source=_sources(state, plan)))
+    plan = evolve(plan, after=_next_generation(state, plan, given))
+    return evolve(state, generation=plan.after, history=b""), plan
 
 
 def _n_due(state: EngineState, row_ids: Ids) -> Int:
@@ -140,14 +140,11 @@ def _n_due(state: EngineState, row_ids: Ids) -> Int:
     return np.where(n_due > 0, n_due, may_run_ahead)
 
 
-def _token_sources(state: EngineState, row_ids: Ids) -> Int:
-    """[n] For each row about to compute tokens: which of the samples of the step before is its
-    token, where the host doesn't know it yet."""
-    rows = state.rows
-    if state.limits.lookahead == 0:
-        return np.full(len(row_ids), NO_SOURCE, np.int32)
-    is_known = rows.n_computed[row_ids] < rows.n_known[row_ids]
-    return np.where(is_known, NO_SOURCE, rows.source[row_ids])
+def _token_sources(rows: Rows, plan: Plan) -> Int:
+    """[B] For each planned row: which of the samples of the step before is its token, where the
+    host doesn't know it yet."""
+    is_known = plan.starts < rows.n_known[plan.rows]
+    return np.where(is_known, NO_SOURCE, rows.source[plan.rows])
 
 
 def _make_room(state: EngineState, decoding: Ids) -> tuple[EngineState, Ids, tuple[SampleId, ...]]:
@@ -392,34 +389,23 @@ def _scores(rows: Rows, given: Given) -> tuple[Score, ...]:
     return tuple(scores)
 
 
-def _next_generation(
-    state: EngineState, row_ids: Ids, starts: Int, counts: Int, copies: Int
-) -> bytes:
-    """The generation of the cache after this step: a digest of the one before, of all that came in,
-    and of what the step computes where."""
-    rows = state.rows
+def _next_generation(state: EngineState, plan: Plan, given: Given) -> bytes:
+    """The generation of the cache after this step: a digest of the one before, of all that came in
+    since, and of who computes what. Which row decodes what follows from these."""
     blocks = state.blocks
-    pool = [blocks.n_free, blocks.after[blocks.ring], blocks.n_chains, len(row_ids)]
-    return digest(
-        state.generation,
-        state.history,
-        np.array(pool).tobytes(),
-        rows.arrival[row_ids].tobytes(),
-        rows.sample[row_ids].tobytes(),
-        starts.tobytes(),
-        counts.tobytes(),
-        copies.tobytes(),
-    )
+    pool = f"{blocks.n_free} {blocks.after[blocks.ring]} {blocks.n_chains} {len(plan.rows)}"
+    parts = [plan.before, state.history, pool.encode(), plan.rows.tobytes()]
+    if given.rows:
+        parts += [plan.starts.tobytes(), plan.counts.tobytes()]
+        parts += [state.rows.arrival[plan.rows].tobytes(), state.rows.sample[plan.rows].tobytes()]
+    return digest(*parts)
 
 
-def _remembered(state: EngineState, plan: Plan) -> EngineState:
-    """The state after the plan: the cache it belongs to, and which sample each row waits for."""
-    if state.limits.lookahead == 0:
-        return evolve(state, generation=plan.after)
+def _sources(state: EngineState, plan: Plan) -> Int:
+    """The column of rows that says which sample of this plan each row waits for."""
     source = np.full(state.limits.max_rows, NO_SOURCE, np.int32)
     source[plan.sample_rows] = np.arange(len(plan.sample_rows))
-    source.setflags(write=False)
-    return evolve(state, generation=plan.after, rows=evolve(state.rows, source=source))
+    return freeze(source)
 
 
 def _empty_plan(state: EngineState) -> Plan:
