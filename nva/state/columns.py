@@ -6,7 +6,7 @@ three."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -43,25 +43,39 @@ def freeze(values: Column) -> Column:
     return values
 
 
-def column_field() -> Any:
-    """An attrs field for a column, compared by value. write() and freeze() make it read-only;
-    check() sees to it."""
-    return attrs.field(eq=attrs.cmp_using(eq=np.array_equal))  # pyright: ignore[reportUnknownVariableType]
-
-
-def array_field(**options: Any) -> Any:
-    """An attrs field for an array of a record that is built once a step: made read-only, compared
-    by value. What is no array is refused by the field's name."""
+def column_field(**options: Any) -> Any:
+    """An attrs field for a column, compared by value. write(), freeze() and freeze_columns() make
+    it read-only; check() sees to it."""
     same = attrs.cmp_using(eq=np.array_equal)  # pyright: ignore[reportUnknownVariableType]
-    return attrs.field(validator=_freeze_field, eq=same, **options)
+    return attrs.field(eq=same, **options)
+
+
+def array_field() -> Any:
+    """An attrs field for an array: made read-only, compared by value, and refused by its name if it
+    is none."""
+    # A validator, not a converter: only validators are told which field they are looking at.
+    return column_field(validator=_freeze_field)
 
 
 def _freeze_field(record: object, field: attrs.Attribute[Any], values: Any) -> None:
-    # A validator, not a converter: only validators are told which field they are looking at.
     if not isinstance(values, np.ndarray):
-        name = f"{type(record).__name__}.{field.name}"
-        raise ValueError(f"{name} is {values!r:.80}; give a numpy array")
+        _refuse(record, field.name, values)
     values.setflags(write=False)
+
+
+def freeze_columns(record: Any, names: Iterable[str]) -> None:
+    """Make these arrays of a record read-only, and refuse what is none. For the records of every
+    step, which have no slots: a validator for each field takes twice the time."""
+    fields = record.__dict__
+    for name in names:
+        if type(fields[name]) is not np.ndarray:
+            _refuse(record, name, fields[name])
+        fields[name].setflags(write=False)
+
+
+def _refuse(record: object, name: str, value: Any) -> None:
+    field = f"{type(record).__name__}.{name}"
+    raise ValueError(f"{field} is {value!r:.80}; give a numpy array")
 
 
 class Restored:

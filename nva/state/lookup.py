@@ -11,6 +11,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+_NOT_YET: Any = {}
+"""What a version holds until it is handed its dict."""
+
+
 class Lookup(Generic[K, V]):
     """A persistent dict by shallow binding (Baker 1978). One dict serves all versions: the newest
     holds it, every older one holds what must be undone to get there.
@@ -39,6 +43,15 @@ class Lookup(Generic[K, V]):
         items = self._taken_over()
         return {key: items[key] for key in keys if key in items}
 
+    def follow(self: Lookup[K, K], start: K, n: int) -> list[K]:
+        """n values, each found under the one before, the first under `start`: a linked list."""
+        items = self._taken_over()
+        found: list[K] = []
+        for _ in range(n):
+            start = items[start]
+            found.append(start)
+        return found
+
     def as_dict(self) -> dict[K, V]:
         """All of it, copied."""
         return dict(self._taken_over())
@@ -55,7 +68,7 @@ class Lookup(Generic[K, V]):
 
     def updated(self, changes: Mapping[K, V | None]) -> Lookup[K, V]:
         """The version with these values set; None removes a key."""
-        newer = Lookup(self._taken_over())
+        newer = Lookup[K, V](_NOT_YET)
         self._hand_over(newer, changes)
         return newer
 
@@ -63,7 +76,6 @@ class Lookup(Generic[K, V]):
         """Make the dict the other version's, which differs from this one by the changes."""
         items = self._taken_over()
         undo = {key: items.get(key) for key in changes}
-        present = {key: value for key, value in changes.items() if value is not None}
         # Both versions are told before the dict changes, without a call between: an interrupt
         # leaves this version as it was.
         other._items = items
@@ -72,13 +84,16 @@ class Lookup(Generic[K, V]):
         self._items = None
         self._newer = other
         self._undo = undo
-        items.update(present)
-        for key in changes.keys() - present.keys():
-            items.pop(key, None)
+        items.update(changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if None in changes.values():
+            for key in [key for key, value in changes.items() if value is None]:
+                del items[key]
 
     def _taken_over(self) -> dict[K, V]:
         """The dict with this version's content: taken from the newest version, through all
         between."""
+        if self._items is not None:
+            return self._items
         path: list[Lookup[K, V]] = []
         version = self
         while version._newer is not None:

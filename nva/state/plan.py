@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from nva.state.columns import Column, Float, Ids, Int, Long, array_field, freeze
+from nva.state.columns import (
+    Column,
+    Float,
+    Ids,
+    Int,
+    Long,
+    array_field,
+    column_field,
+    freeze,
+    freeze_columns,
+)
 from nva.state.generation import COLD
 from nva.state.media import Image
 from nva.state.request import Finished, Request
@@ -31,8 +41,7 @@ class Score(NamedTuple):
     packed: int  # which of the step's tokens predicts it
 
 
-def _no_ids() -> Ids:
-    return np.zeros(0, np.intp)
+NO_IDS: Ids = freeze(np.zeros(0, np.intp))
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -46,23 +55,23 @@ class Plan:
     A sample is known by (arrival, sample, position). The row alone would not do: when a plan is
     committed after the next was made, its rows may have been freed and filled again."""
 
-    rows: Ids = array_field()  # [B] decode rows first
-    starts: Int = array_field()  # [B]
-    counts: Int = array_field()  # [B], at least 1
+    rows: Ids = column_field()  # [B] decode rows first
+    starts: Int = column_field()  # [B]
+    counts: Int = column_field()  # [B], at least 1
     # [B] Where the host doesn't know the row's token yet: its index among the samples of the plan
     # before this one, else NO_SOURCE. None where it knows all.
     token_sources: Int | None = None
-    sample_rows: Ids = array_field()  # [S]
-    sample_sources: Ids = array_field()  # [S] indices into rows
-    sample_arrivals: Long = array_field()  # [S] arrival of the sequence
-    sample_numbers: Int = array_field()  # [S] which of its request's samples it is
-    sample_positions: Int = array_field()  # [S] position in the sequence of the token to draw
-    copies: Int = array_field()  # [C, 2] (from, to) block ids; all are read before any is written
+    sample_rows: Ids = column_field()  # [S]
+    sample_sources: Ids = column_field()  # [S] indices into rows
+    sample_arrivals: Long = column_field()  # [S] arrival of the sequence
+    sample_numbers: Int = column_field()  # [S] which of its request's samples it is
+    sample_positions: Int = column_field()  # [S] position in the sequence of the token to draw
+    copies: Int = column_field()  # [C, 2] (from, to) block ids; all are read before any is written
     preempted: tuple[SampleId, ...] = ()  # rows sent back to wait
     scores: tuple[Score, ...] = ()  # prompt tokens whose log-probabilities this step gives
     # [P] Tokens of this step, by their index among all it packs, whose logits a scheduler of one's
     # own asks for: draw.probe_rows says where the sampler finds them.
-    probes: Ids = array_field(factory=_no_ids)
+    probes: Ids = column_field(default=NO_IDS)
     n_hit: int = 0  # tokens found in the prefix cache, a preempted row's own included
     before: bytes = COLD  # generation of the cache that the step expects
     after: bytes = COLD  # and the one it makes of it
@@ -72,11 +81,13 @@ class Plan:
         return int(self.counts.sum())
 
     def __attrs_post_init__(self) -> None:
-        arrays = self.__dict__
-        same_length("Plan", arrays, _ROW_ARRAYS)
-        same_length("Plan", arrays, _SAMPLE_ARRAYS)
+        for names in (_ROW_ARRAYS, _SAMPLE_ARRAYS, _OTHER_ARRAYS):
+            freeze_columns(self, names)
+        check_lengths(self, _ROW_ARRAYS)
+        check_lengths(self, _SAMPLE_ARRAYS)
         if self.token_sources is not None:
-            same_length("Plan", arrays, ("rows", "token_sources"))
+            freeze_columns(self, ("token_sources",))
+            check_lengths(self, ("rows", "token_sources"))
 
 
 _ROW_ARRAYS = ("rows", "starts", "counts")
@@ -87,15 +98,18 @@ _SAMPLE_ARRAYS = (
     "sample_numbers",
     "sample_positions",
 )
+_OTHER_ARRAYS = ("copies", "probes")
 
 
-def same_length(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raise ValueError if one of these arrays is not as long as the first of them."""
-    n = len(arrays[names[0]])
+def check_lengths(record: Any, names: Sequence[str]) -> None:
+    """Raise ValueError if one of these arrays of a record is not as long as the first of them."""
+    fields = record.__dict__
+    n = len(fields[names[0]])
     for name in names:
-        if len(arrays[name]) != n:
+        if len(fields[name]) != n:
+            owner = type(record).__name__
             raise ValueError(
-                f"{owner}.{name} has {len(arrays[name])} entries and {owner}.{names[0]} {n}; give "
+                f"{owner}.{name} has {len(fields[name])} entries and {owner}.{names[0]} {n}; give "
                 "one for each"
             )
 
@@ -112,7 +126,7 @@ class ImageSpan:
 
 
 def _view_field() -> Any:
-    return array_field(metadata={"in_buffer": True})
+    return column_field(metadata={"in_buffer": True})
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -124,7 +138,7 @@ class Batch:
     length 1. Padding is one dummy row after the real rows, over the scratch blocks, then rows of no
     tokens with context 1. Make one by batch_of()."""
 
-    buffer: Int = array_field()
+    buffer: Int = column_field()
     token_ids: Int = _view_field()  # [T]
     # [T] -1, or the index of the token among those that the step before sampled, where the host
     # doesn't know it yet; its token_ids then mean nothing.
@@ -144,6 +158,7 @@ class Batch:
     after: bytes = COLD  # and the one that the forward makes of it
 
     def __attrs_post_init__(self) -> None:
+        freeze_columns(self, ("buffer", *BATCH_ARRAYS))
         fields = self.__dict__
         n_left = self.buffer.size
         for name in BATCH_ARRAYS:
@@ -200,21 +215,29 @@ class Draw:
     `penalized[k] = (j, history, n_prompt)`: sample j has penalties, over these tokens. `bias_at[k]
     = (j, token)`, all distinct, gets `bias[k]` added to its logit; minus infinity bans a token."""
 
-    logit_rows: Ids = array_field()  # [S] row of the logits
-    params: Column = array_field()  # [S] SAMPLING
-    samples: Int = array_field()  # [S] sample index
-    positions: Int = array_field()  # [S] position in the sequence of the token to draw
+    logit_rows: Ids = column_field()  # [S] row of the logits
+    params: Column = column_field()  # [S] SAMPLING
+    samples: Int = column_field()  # [S] sample index
+    positions: Int = column_field()  # [S] position in the sequence of the token to draw
     # [S] Whose sample it is: the arrival of its request, and the Request itself.
-    arrivals: Long = array_field(default=attrs.Factory(_no_arrivals, takes_self=True))
-    requests: Column = array_field(default=attrs.Factory(_no_requests, takes_self=True))
+    arrivals: Long = column_field(default=attrs.Factory(_no_arrivals, takes_self=True))
+    requests: Column = column_field(default=attrs.Factory(_no_requests, takes_self=True))
     penalized: tuple[tuple[int, Int, int], ...]
-    bias_at: Int = array_field()  # [K, 2]
-    bias: Float = array_field()  # [K]
-    score_rows: Int = array_field()  # [Q] rows of the logits that predict prompt tokens
-    score_tokens: Int = array_field()  # [Q] the prompt tokens
+    bias_at: Int = column_field()  # [K, 2]
+    bias: Float = column_field()  # [K]
+    score_rows: Int = column_field()  # [Q] rows of the logits that predict prompt tokens
+    score_tokens: Int = column_field()  # [Q] the prompt tokens
     # Likeliest tokens to report for each, the most that any of these prompts asks.
     n_score_logprobs: int
-    probe_rows: Ids = array_field(factory=_no_ids)  # [P] rows of the logits of plan.probes
+    probe_rows: Ids = column_field(default=NO_IDS)  # [P] rows of the logits of plan.probes
+
+    def __attrs_post_init__(self) -> None:
+        freeze_columns(self, _DRAW_ARRAYS)
+
+
+_DRAW_ARRAYS = tuple(
+    name for name in attrs.fields_dict(Draw) if name not in ("penalized", "n_score_logprobs")
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -233,11 +256,14 @@ class Sampled:
     """What the sampler answers: S tokens, and log-probabilities if any were asked (over all S; over
     all Q)."""
 
-    tokens: Int = array_field()  # [S]
+    tokens: Int = column_field()  # [S]
     # [S] bool: False where the logits were NaN or infinite, or all tokens banned.
-    is_finite: Column = array_field()
+    is_finite: Column = column_field()
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None
+
+    def __attrs_post_init__(self) -> None:
+        freeze_columns(self, ("tokens", "is_finite"))
 
 
 @attrs.frozen(kw_only=True)
@@ -257,18 +283,20 @@ class Output:
     ended."""
 
     requests: Sequence[Request]  # [S]
-    samples: Int = array_field()  # [S]
-    tokens: Int = array_field()  # [S]
+    samples: Int = column_field()  # [S]
+    tokens: Int = column_field()  # [S]
     logprobs: Sequence[TokenLogprobs | None]  # [S]
     # (request, position, log-probs), positions ascending
     scores: Sequence[tuple[Request, int, TokenLogprobs]] = ()
     finished: Sequence[Finished] = ()
 
+    def __attrs_post_init__(self) -> None:
+        freeze_columns(self, ("samples", "tokens"))
 
-NO_COPIES = freeze(np.zeros((0, 2), np.int32))
-"""An empty list of block copies."""
+
+_NO_COPIES: Int = freeze(np.zeros((0, 2), np.int32))
 
 
 def no_copies() -> Int:
     """An empty list of block copies, [0, 2]."""
-    return NO_COPIES
+    return _NO_COPIES

@@ -37,11 +37,7 @@ def take(blocks: Blocks, n: int) -> tuple[Blocks, list[int]]:
         raise InvariantError(
             f"{n} blocks taken of {blocks.n_free} free ones; compare with n_free before taking"
         )
-    ids: list[int] = []
-    front = blocks.after[blocks.ring]
-    for _ in range(n):
-        ids.append(front)
-        front = blocks.after[front]
+    *ids, front = blocks.after.follow(blocks.ring, n + 1)
     counts = write(blocks.ref_counts, np.array(ids, np.intp), 1)
     n_free = blocks.n_free - n
     blocks = _linked(blocks, [blocks.ring, front], ref_counts=counts, n_free=n_free)

@@ -24,12 +24,7 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
 
     A sample that nobody waits for any more is passed over. A row whose logits were not finite ends
     with "abort". Raises ValueError if the sampler gave other than one token for each sample."""
-    if not len(sampled.tokens) == len(sampled.is_finite) == len(plan.sample_rows):
-        raise ValueError(
-            f"Sampled.tokens has {len(sampled.tokens)} entries and Sampled.is_finite "
-            f"{len(sampled.is_finite)}; the plan has {len(plan.sample_rows)} samples; give one "
-            "each"
-        )
+    check_sampled(plan, sampled)
     rows = state.rows
     scores = _scores(rows, plan.scores, sampled.scores)
 
@@ -43,7 +38,7 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
 
     # 2. Some end with that token, and some because there is none.
     finished = _finished(rows, given, tokens)
-    for row in plan.sample_rows[is_waiting & ~is_given].tolist():
+    for row in plan.sample_rows[is_waiting != is_given].tolist():
         finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
@@ -60,6 +55,16 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     if finished:
         state = vacate(state, list(finished))
     return state, output
+
+
+def check_sampled(plan: Plan, sampled: Sampled) -> None:
+    """Raise ValueError if the sampler gave other than one token for each sample."""
+    if not len(sampled.tokens) == len(sampled.is_finite) == len(plan.sample_rows):
+        raise ValueError(
+            f"Sampled.tokens has {len(sampled.tokens)} entries and Sampled.is_finite "
+            f"{len(sampled.is_finite)}; the plan has {len(plan.sample_rows)} samples; give one of "
+            "each for each"
+        )
 
 
 def _is_waiting(rows: Rows, plan: Plan) -> Bool:

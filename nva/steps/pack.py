@@ -121,7 +121,7 @@ def _shapes(
         # Two sizes for each row bucket: without and with prompt scores.
         n_logits = bucket_for(n_logits, (n_rows, limits.max_rows + limits.max_scored_tokens))
     else:
-        width = max(state.rows.n_blocks[plan.rows].tolist())
+        width = int(state.rows.n_blocks[plan.rows].max())
     return {
         "token_ids": (n_tokens,),
         "token_source": (n_tokens,),
@@ -207,7 +207,7 @@ def _pad(views: dict[str, Int], n_tokens: int, n_rows: int, limits: Limits) -> N
 def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) -> Draw:
     rows = state.rows
     n_scores = len(plan.scores)
-    n_probes = len(plan.probes)
+    first_probe = n_sources + n_scores
     sampling = rows.sampling.take(plan.sample_rows)  # several times faster than an index
     penalized, bias_at, bias = _adjustments(rows, plan, sampling)
     scored = {score.row for score in plan.scores}
@@ -223,10 +223,10 @@ def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) 
         penalized=penalized,
         bias_at=bias_at,
         bias=bias,
-        score_rows=np.arange(n_sources, n_sources + n_scores, dtype=np.int32),
+        score_rows=np.arange(n_sources, first_probe, dtype=np.int32),
         score_tokens=np.array(score_tokens, np.int32),
         n_score_logprobs=max(n_asked, default=0),
-        probe_rows=np.arange(n_probes) + n_sources + n_scores,
+        probe_rows=np.arange(first_probe, first_probe + len(plan.probes)),
     )
 
 

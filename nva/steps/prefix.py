@@ -17,7 +17,7 @@ from nva.state.columns import Ids, Int, evolve, is_any
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
 from nva.state.rows import request_of, update
-from nva.state.table import entries_at
+from nva.state.table import entries_of
 
 
 def _key(chain: int, tokens: Int, media: Media | None, start: int) -> Key:
@@ -63,45 +63,45 @@ def publish(state: EngineState, row_ids: Ids) -> EngineState:
     if not state.limits.prefix_caching or not is_any(is_due):
         return state
     due = row_ids[is_due]
-    new, chains = _new_keys(state, due, n_full[is_due])
+    ends = n_full[is_due].tolist()
+    new, chains = _new_keys(state, due, ends)
     blocks = evolve(
         state.blocks,
         index=state.blocks.index.updated(new),
         keys=state.blocks.keys.updated({found.block: key for key, found in new.items()}),
         n_chains=state.blocks.n_chains + len(new),
     )
-    rows = update(rows, due, n_published=n_full[is_due], chain=chains)
+    rows = update(rows, due, n_published=ends, chain=chains)
     return evolve(state, blocks=blocks, rows=rows)
 
 
-def _new_keys(state: EngineState, row_ids: Ids, ends: Int) -> tuple[dict[Key, Found], list[int]]:
+def _new_keys(
+    state: EngineState, row_ids: Ids, ends: list[int]
+) -> tuple[dict[Key, Found], list[int]]:
     """The keys of these rows' blocks [n_published, end) that are found nowhere yet, and the chain
     in which each row's blocks end."""
     rows = state.rows
     size = state.limits.block_size
 
-    # 1. One entry for each block: its row, its number in the row's table, its id, its tokens.
-    starts = rows.n_published[row_ids]
-    n_new = ends - starts
-    row_of = row_ids.repeat(n_new)
-    firsts = np.add.accumulate(n_new) - n_new
-    numbers = np.arange(len(row_of)) + (starts - firsts).repeat(n_new)
-    ids = entries_at(rows.block_tables, row_of, numbers).tolist()
-    positions = numbers[:, None] * size + np.arange(size)
-    tokens = entries_at(rows.histories, row_of[:, None], positions)
-
-    # 2. Each row's blocks in order, since a key has the chain of the block before.
-    chains = dict(zip(row_ids.tolist(), rows.chain[row_ids].tolist(), strict=True))
+    index = state.blocks.index
+    n_chains = state.blocks.n_chains
+    starts = rows.n_published[row_ids].tolist()
+    chains = rows.chain[row_ids].tolist()
     new: dict[Key, Found] = {}
-    entries = zip(row_of.tolist(), ids, positions[:, 0].tolist(), tokens, strict=True)
-    for row, block, start, own in entries:
-        key = _key(chains[row], own, request_of(rows, row).media, start)
-        found = new.get(key) or state.blocks.index.get(key)
-        if found is None:
-            found = Found(block, state.blocks.n_chains + len(new) + 1)
-            new[key] = found
-        chains[row] = found.chain
-    return new, list(chains.values())
+    for i, row in enumerate(row_ids.tolist()):
+        media = request_of(rows, row).media
+        tokens = entries_of(rows.histories, row, 0, ends[i] * size)
+        table = entries_of(rows.block_tables, row, starts[i], ends[i]).tolist()
+        for number, block in enumerate(table, starts[i]):
+            at = number * size
+            key = _key(chains[i], tokens[at : at + size], media, at)
+            found = new.get(key) or index.get(key)
+            if found is None:
+                n_chains += 1
+                found = Found(block, n_chains)
+                new[key] = found
+            chains[i] = found.chain
+    return new, chains
 
 
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:

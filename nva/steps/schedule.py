@@ -93,26 +93,27 @@ def schedule(state: EngineState) -> tuple[EngineState, Plan]:
 
     # 4. Rows with nothing left to compute sample; a fresh prompt forks into its n samples.
     starts = state.rows.n_computed[row_ids] - counts
+    is_decoding = len(row_ids) == len(order) and not given.rows
     state, sample_rows, sample_sources = _start_samples(state, row_ids)
     plan = Plan(
         rows=row_ids,
         starts=starts,
         counts=counts,
+        token_sources=_token_sources(state, row_ids, starts),
         sample_rows=sample_rows,
         sample_sources=sample_sources,
-        sample_arrivals=state.rows.arrival[sample_rows],
-        sample_numbers=state.rows.sample[sample_rows],
-        sample_positions=state.rows.n_computed[sample_rows],
+        sample_arrivals=state.rows.arrival.take(sample_rows),
+        sample_numbers=state.rows.sample.take(sample_rows),
+        sample_positions=state.rows.n_computed.take(sample_rows),
         copies=copies,
         preempted=preempted,
         scores=_scores(state.rows, given),
         n_hit=given.n_hit,
         before=before.generation,
+        after=_next_generation(state, row_ids, starts, counts, is_decoding),
     )
     if limits.lookahead:
-        plan = attrs.evolve(plan, token_sources=_token_sources(state.rows, plan))
-        state = evolve(state, rows=evolve(state.rows, source=_sources(state, plan)))
-    plan = evolve(plan, after=_next_generation(state, plan, given))
+        state = evolve(state, rows=evolve(state.rows, source=_sources(state, sample_rows)))
     return evolve(state, generation=plan.after, history=b""), plan
 
 
@@ -140,11 +141,13 @@ def _n_due(state: EngineState, row_ids: Ids) -> Int:
     return np.where(n_due > 0, n_due, may_run_ahead)
 
 
-def _token_sources(rows: Rows, plan: Plan) -> Int:
+def _token_sources(state: EngineState, row_ids: Ids, starts: Int) -> Int | None:
     """[B] For each planned row: which of the samples of the step before is its token, where the
-    host doesn't know it yet."""
-    is_known = plan.starts < rows.n_known[plan.rows]
-    return np.where(is_known, NO_SOURCE, rows.source[plan.rows])
+    host doesn't know it yet. None where it knows all."""
+    if state.limits.lookahead == 0:
+        return None
+    is_known = starts < state.rows.n_known[row_ids]
+    return np.where(is_known, NO_SOURCE, state.rows.source[row_ids])
 
 
 def _make_room(state: EngineState, decoding: Ids) -> tuple[EngineState, Ids, tuple[SampleId, ...]]:
@@ -389,22 +392,25 @@ def _scores(rows: Rows, given: Given) -> tuple[Score, ...]:
     return tuple(scores)
 
 
-def _next_generation(state: EngineState, plan: Plan, given: Given) -> bytes:
+def _next_generation(
+    state: EngineState, row_ids: Ids, starts: Int, counts: Int, is_decoding: bool
+) -> bytes:
     """The generation of the cache after this step: a digest of the one before, of all that came in
-    since, and of who computes what. Which row decodes what follows from these."""
+    since, and of who computes what. Where all rows decode, that follows from the rest."""
+    rows = state.rows
     blocks = state.blocks
-    pool = f"{blocks.n_free} {blocks.after[blocks.ring]} {blocks.n_chains} {len(plan.rows)}"
-    parts = [plan.before, state.history, pool.encode(), plan.rows.tobytes()]
-    if given.rows:
-        parts += [plan.starts.tobytes(), plan.counts.tobytes()]
-        parts += [state.rows.arrival[plan.rows].tobytes(), state.rows.sample[plan.rows].tobytes()]
+    pool = f"{blocks.n_free} {blocks.after[blocks.ring]} {blocks.n_chains} {len(row_ids)}"
+    parts = [state.generation, state.history, pool.encode()]
+    if not is_decoding:
+        parts += [row_ids.tobytes(), starts.tobytes(), counts.tobytes()]
+        parts += [rows.arrival[row_ids].tobytes(), rows.sample[row_ids].tobytes()]
     return digest(*parts)
 
 
-def _sources(state: EngineState, plan: Plan) -> Int:
-    """The column of rows that says which sample of this plan each row waits for."""
+def _sources(state: EngineState, sample_rows: Ids) -> Int:
+    """The column of rows that says which sample of this step each row waits for."""
     source = np.full(state.limits.max_rows, NO_SOURCE, np.int32)
-    source[plan.sample_rows] = np.arange(len(plan.sample_rows))
+    source[sample_rows] = np.arange(len(sample_rows))
     return freeze(source)
 
 
