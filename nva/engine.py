@@ -14,6 +14,7 @@ Read next: loop.py, the step itself; streams.py, who calls for steps."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import threading
@@ -58,7 +59,7 @@ class Before:
     state: EngineState
     answers: Answers
     seen: dict[str, Any] = attrs.field(factory=dict[str, Any])
-    # ^ of a step: the caches, whose handle the forward uses up, and what its parts gave so far
+    # ^ of a step: a copy of the KV handle, which the forward uses up, and what its parts gave
 
 
 def _one_thread() -> ThreadPoolExecutor:
@@ -197,7 +198,7 @@ def _go_back(engine: Engine) -> None:
         plan, batch = seen["schedule"][1], seen["pack"][0]
         state = engine.steps.withdraw(state, plan, batch)
     if "kv" in seen:  # the forward may have used the handle up
-        engine.kv = KV(*seen["kv"])
+        engine.kv = seen["kv"]
     engine.state, engine.answers = state, before.answers
     engine.before = None
 
@@ -206,7 +207,8 @@ def _step(engine: Engine) -> Output:
     """The change that a step makes."""
     assert engine.before is not None
     seen = engine.before.seen
-    seen["kv"] = engine.kv.layers, engine.kv.generation
+    engine.kv.layers  # raises if the handle was used up  # noqa: B018
+    seen["kv"] = copy.copy(engine.kv)
 
     def remember(part: str, result: Any) -> Any:
         seen[part] = result
