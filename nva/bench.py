@@ -31,7 +31,8 @@ from nva.state.engine import empty, is_busy
 from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.state.rows import Rows, running
-from nva.steps.sample import filter_gaps, sample
+from nva.steps.filters import filter_gaps
+from nva.steps.sample import sample
 from nva.steps.submit import submit
 from nva.text.detokenize import TextStream, detokenizer, read, text_stream
 

@@ -16,7 +16,8 @@ from nva.kernels import reference
 from nva.kernels.cpu.device import PLAIN
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.state.plan import Batch
-from tests.models.parity import LIMITS, make_batch, mutated, packed
+from tests.devices import mutated
+from tests.models.parity import LIMITS, make_batch, packed
 
 SPEC = ModelSpec(
     vocab_size=97,

@@ -20,7 +20,7 @@ from nva.models.spec import ExpertSpec, VisionSpec
 from nva.state.errors import DeviceError
 from nva.state.limits import Limits
 from nva.state.media import Image
-from tests.models.parity import mutated
+from tests.devices import mutated
 
 ROPE = RopeSpec(theta=1e4, dim=16, max_position=256)
 SPEC = ModelSpec(

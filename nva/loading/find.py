@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from nva.host.cache_folder import cache_folder
 from nva.host.messages import say
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -71,8 +72,7 @@ def _find(model: str | os.PathLike[str]) -> Path:
 
 def demo_folder() -> Path:
     """Where scripts/demo_model.py puts the demo model."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nva" / DEMO_MODEL
+    return cache_folder() / DEMO_MODEL
 
 
 def _demo() -> Path:

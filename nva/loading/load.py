@@ -46,7 +46,8 @@ from nva.models.checkpoint import (
 from nva.models.params import Params
 from nva.state.checks import takes_fields_of
 from nva.state.limits import Limits
-from nva.steps.sample import filter_gaps, sample
+from nva.steps.filters import filter_gaps
+from nva.steps.sample import sample
 from nva.text.chat import Tokenizer
 from nva.text.detokenize import detokenizer
 from nva.text.images import ImageReader, largest_image

@@ -24,7 +24,7 @@ from nva.steps.pack import pack
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
-from tests.models.parity import mutated
+from tests.devices import mutated
 from tests.test_forward import SPEC
 
 DENSE = attrs.evolve(

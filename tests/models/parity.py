@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import Device, Kernels
+from nva.kernels import Device
 from nva.kernels.cpu.device import PLAIN
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
@@ -210,11 +209,3 @@ def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarra
         for (name, array), part in zip(arrays.items(), parts, strict=True)
     }
     return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_logits, **views)
-
-
-def mutated(device: Device, **functions: Any) -> Device:
-    """The device with some of its functions, or of its kernels, replaced."""
-    of_kernels = {
-        name: functions.pop(name) for name in attrs.fields_dict(Kernels) if name in functions
-    }
-    return attrs.evolve(device, kernels=attrs.evolve(device.kernels, **of_kernels), **functions)

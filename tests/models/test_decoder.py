@@ -14,7 +14,8 @@ from nva.kernels import Compute
 from nva.kernels.cpu.device import PLAIN
 from nva.models import decoder
 from tests.checkpoints import CASES, MAX_MODEL_LEN
-from tests.models.parity import TOLERANCE, deviation, mutated, subject
+from tests.devices import mutated
+from tests.models.parity import TOLERANCE, deviation, subject
 
 
 def test_the_embedding_scale_is_rounded_as_gemmas(tmp_path: Path) -> None:

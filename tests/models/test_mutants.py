@@ -14,7 +14,8 @@ from nva.kernels import reference
 from nva.kernels.cpu.device import PLAIN
 from nva.models import rope
 from tests.checkpoints import CASES
-from tests.models.parity import TOLERANCE, Subject, deviation, mutated, subject
+from tests.devices import mutated
+from tests.models.parity import TOLERANCE, Subject, deviation, subject
 
 CHUNKS = (1, 5, 36)
 REFUSED = 10 * TOLERANCE  # far above: rounding can't be what was caught
