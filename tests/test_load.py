@@ -226,7 +226,7 @@ def test_a_file_that_can_not_be_read_is_not_a_missing_one(copied, name: str, kin
         path.mkdir()
     else:
         path.symlink_to(name if kind == "a loop" else "nowhere")
-    assert f"can't be read ([Errno" in refusal(copied)
+    assert "can't be read ([Errno" in refusal(copied)
     assert str(path) in refusal(copied)
 
 
