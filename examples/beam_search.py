@@ -24,7 +24,8 @@ from nva.state.plan import Plan, Sampled
 from nva.state.request import request
 from nva.state.rows import Rows, token_ids
 from nva.steps.allocate import fork, vacate
-from nva.steps.commit import abort, commit
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.pack import pack
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit

@@ -25,13 +25,14 @@ from nva.kernels import backend
 from nva.loading.load import load
 from nva.loop import Steps, step
 from nva.models.checkpoint import Checkpoint, resolve_dtype
-from nva.models.params import EXPERTS, random_params
+from nva.models.params import layer_table, random_params
 from nva.models.registry import read_model
 from nva.state.engine import empty, is_busy
 from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.state.rows import Rows, running
-from nva.steps.sample import filter_gaps, sample
+from nva.steps.filters import filter_gaps
+from nva.steps.sample import sample
 from nva.steps.submit import submit
 from nva.text.detokenize import TextStream, detokenizer, read, text_stream
 
@@ -107,7 +108,7 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
     checkpoint = Checkpoint(
         folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights
     )
-    device, kind = backend("cpu"), resolve_dtype(dtype, SHAPES[name])
+    device, kind = backend("cpu"), resolve_dtype(dtype, checkpoint)
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
     limits = Limits(vocab_size=spec.vocab_size, block_size=device.block_size, **sizes)
     return Engine(
@@ -263,12 +264,12 @@ def matmul_limit(dtype: torch.dtype = torch.bfloat16, n: int = 1024) -> float:
 def _used(engine: Engine) -> Iterator[tuple[Any, float]]:
     """Each weight of the layers, and what share of it one token is multiplied with: of experts only
     the active ones."""
-    for layer, experts in zip(engine.params["layers"], engine.checkpoint.spec.experts, strict=True):
+    spec = engine.checkpoint.spec
+    for i, layer in enumerate(engine.params["layers"]):
+        table, experts = layer_table(spec, i), spec.experts[i]
         for name, weight in layer.items():
-            yield (
-                weight,
-                experts.n_active / experts.n_experts if experts and name in EXPERTS else 1.0,
-            )
+            is_shared_out = experts is not None and table[name].kind == "experts"
+            yield weight, experts.n_active / experts.n_experts if is_shared_out else 1.0
 
 
 def weight_bytes(engine: Engine) -> float:

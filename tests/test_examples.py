@@ -27,7 +27,7 @@ from nva.kernels import reference
 from nva.state.engine import check, empty
 from nva.state.policy import first_come_first_served
 from nva.state.request import request
-from nva.steps.commit import abort
+from nva.steps.apply import abort
 from nva.testing import Arrive
 from tests.checkpoints import CASES, build
 

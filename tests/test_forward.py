@@ -29,7 +29,7 @@ SPEC = ModelSpec(
     intermediate_size=24,
     max_position=64,
     norm_eps=1e-6,
-    ropes=(RopeSpec(kind="default", theta=1e4, dim=4, max_position=64, original_max_position=64),),
+    ropes=(RopeSpec(theta=1e4, dim=4, max_position=64),),
     rope_ids=(0, 0),
     windows=(None, 3),
 )

@@ -264,27 +264,148 @@ def test_a_model_that_reads_text_only_refuses_images() -> None:
     assert encode_prompt(None, None, [1, 2]) == ([1, 2], None)
 
 
-def test_a_processor_unlike_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def copied(folder: Path, to: Path, **files: Any) -> Path:
+    """The checkpoint with these processor files, by the beginnings of their names, and no others."""
     for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+        if "processor" not in path.name:
+            (to / path.name).write_bytes(path.read_bytes())
+    for name, content in files.items():
+        (to / f"{name}_config.json").write_text(json.dumps(content))
+    return to
+
+
+def reader_of(folder: Path) -> ImageReader:
+    spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
+    assert spec is not None
+    return ImageReader(folder=folder, spec=spec)
+
+
+def test_a_processor_unlike_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    copied(folder, tmp_path, preprocessor={**PREPROCESSOR, "patch_size": 8})
     engine = nva.load(tmp_path, **SIZES, n_blocks=200)
-    (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps({**PREPROCESSOR, "patch_size": 8})
-    )
     with pytest.raises(
         ValueError, match=r"makes patches of \(384, 2\), config.json asks for \(96, 2\)"
     ):
         nva.generate(engine, [prompt(picture(0))], GREEDY)
 
 
-def test_a_checkpoint_without_a_processor_reads_text(folder: Path, tmp_path: Path) -> None:
-    for path in folder.iterdir():
-        if path.name != "preprocessor_config.json":
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    engine = nva.load(tmp_path, **SIZES, n_blocks=200)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"video_preprocessor": PREPROCESSOR},  # for videos alone
+        {"processor": {"processor_class": "Qwen3VLProcessor"}},
+        {"processor": {"video_processor": PREPROCESSOR}},
+    ],
+)
+def test_a_checkpoint_without_a_processor_reads_text(
+    folder: Path, tmp_path: Path, files: dict[str, Any]
+) -> None:
+    engine = nva.load(copied(folder, tmp_path, **files), **SIZES, n_blocks=200)
     assert len(nva.generate(engine, [text(0, 3)], GREEDY)) == 1
-    with pytest.raises(ValueError, match=r"has no preprocessor_config\.json.*download it"):
+    with pytest.raises(ValueError, match=r"has neither preprocessor_config\.json nor.*download"):
         nva.generate(engine, [prompt(picture(0))], GREEDY)
+
+
+SMALLER = {**PREPROCESSOR, "size": {"shortest_edge": 64, "longest_edge": 256}}
+BY_PIXELS = {name: value for name, value in PREPROCESSOR.items() if name != "size"}
+BY_PIXELS |= {"min_pixels": 16 * 16, "max_pixels": 32 * 32}
+PROCESSOR_FILES = {
+    "transformers 4": {"preprocessor": PREPROCESSOR},
+    "transformers 5": {"processor": {"image_processor": PREPROCESSOR}},
+    "with one for videos": {
+        "processor": {"image_processor": PREPROCESSOR, "video_processor": SMALLER},
+        "video_preprocessor": SMALLER,
+    },
+    "both, the newer counts": {
+        "processor": {"image_processor": PREPROCESSOR},
+        "preprocessor": SMALLER,
+    },
+    "both, the newer says nothing": {
+        "processor": {"processor_class": "Qwen3VLProcessor"},
+        "preprocessor": PREPROCESSOR,
+    },
+    "nested in the older": {"preprocessor": {"image_processor": PREPROCESSOR}},
+    "limits by their older names": {"preprocessor": BY_PIXELS},
+    "limits by their older names, nested": {"processor": {"image_processor": BY_PIXELS}},
+}
+PROCESSOR_FILES |= {
+    f"named {name}": {"preprocessor": {**PREPROCESSOR, "image_processor_type": name}}
+    for name in (
+        "Qwen2VLImageProcessor",
+        "Qwen2VLImageProcessorPil",
+        "Qwen2_5_VLImageProcessor",
+        "Qwen3VLImageProcessorFast",
+        None,
+    )
+}
+PROCESSOR_FILES["named a feature extractor"] = {
+    "preprocessor": {
+        **{name: PREPROCESSOR[name] for name in PREPROCESSOR if name != "image_processor_type"},
+        "feature_extractor_type": "Qwen2VLFeatureExtractor",
+    }
+}
+
+
+@pytest.mark.parametrize("files", PROCESSOR_FILES.values(), ids=PROCESSOR_FILES)
+def test_a_processor_is_found_in_whichever_file_has_it(
+    folder: Path, tmp_path: Path, files: dict[str, Any]
+) -> None:
+    """By what reads images, and by what makes room for the largest."""
+    reader = reader_of(copied(folder, tmp_path, **files))
+    shown = picture(0, 300, 300)
+    expected = read_image(reader_of(folder), shown)
+    assert (read_image(reader, shown).patches == expected.patches).all()
+    assert largest_image(reader, 1000).n_tokens == expected.n_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "can't be read: .*download it again"), ("[]", "holds no JSON object")],
+)
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_a_broken_processor_file_is_refused(
+    folder: Path, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    reader = reader_of(copied(folder, tmp_path))
+    (tmp_path / name).write_text(content)
+    for read in (lambda: read_image(reader, picture(0)), lambda: largest_image(reader, 9)):
+        with pytest.raises(ValueError, match=f"{name} {message}"):
+            read()
+
+
+def test_a_processor_that_transformers_doesnt_know_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = {**PREPROCESSOR, "image_processor_type": "MyImageProcessor"}
+    reader = reader_of(copied(folder, tmp_path, preprocessor=config))
+    with pytest.raises(ValueError, match="no image processor MyImageProcessor can be made from"):
+        read_image(reader, picture(0))
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 2), (2, 1), (3, 3), (1, 3), (3, 1), (190, 1), (1, 199)]
+)
+def test_the_smallest_and_the_thinnest_pictures_are_seen(folder: Path, size: Any) -> None:
+    """An array of 1 or 3 rows could be taken for one whose channels come first."""
+    seen = read_image(reader_of(folder), Pillow.new("RGB", size, (255, 0, 51))).patches
+    channels = seen.reshape(len(seen), 3, -1)
+    for channel, value in enumerate((1.0, -1.0, -0.6)):
+        assert np.allclose(channels[:, channel], value, atol=0.01)
+
+
+def test_pictures_are_named_where_they_cant_be_used(folder: Path) -> None:
+    engine = nva.load(folder, **SIZES, n_blocks=200)
+    for wrong, message in ((Pillow.new("RGB", (0, 4)), "0 wide"), (Path("a.png"), "No such file")):
+        with pytest.raises(ValueError, match=r"prompt 0: the image .* can't be used: .*" + message):
+            nva.generate(engine, [prompt(wrong)], GREEDY)
+
+
+def test_ink_on_a_transparent_ground_reaches_the_model(folder: Path) -> None:
+    clear = Pillow.new("RGBA", (16, 16), (0, 0, 0, 0))
+    clear.paste((0, 0, 0, 255), (4, 4, 12, 12))
+    white = Pillow.new("RGB", (16, 16), "white")
+    white.paste((0, 0, 0), (4, 4, 12, 12))
+    reader = reader_of(folder)
+    assert read_image(reader, clear).digest == read_image(reader, white).digest
 
 
 @pytest.mark.parametrize(
@@ -302,20 +423,15 @@ def test_the_largest_image(
 ) -> None:
     """What the processor makes of a huge picture; without a limit of its own, what a prompt may
     hold."""
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
-    assert spec is not None
-    image = largest_image(ImageReader(folder=tmp_path, spec=spec), max_tokens)
+    image = largest_image(reader_of(copied(folder, tmp_path, preprocessor=config)), max_tokens)
     assert (image.n_rows, image.n_columns) == expected
     assert image.patches.shape == (4 * image.n_tokens, 96)
     if config is PREPROCESSOR and max_tokens > 16:
-        made = read_image(ImageReader(folder=folder, spec=spec), picture(0, 300, 300))
+        made = read_image(reader_of(folder), picture(0, 300, 300))
         assert made.patches.shape == image.patches.shape
 
 
 def test_without_a_processor_a_prompt_bounds_the_largest_image(
     folder: Path, tmp_path: Path
 ) -> None:
-    spec = read_model(json.loads((folder / "config.json").read_text()))[0].vision
-    assert spec is not None
-    assert largest_image(ImageReader(folder=tmp_path, spec=spec), 10).n_tokens == 9
+    assert largest_image(reader_of(copied(folder, tmp_path)), 10).n_tokens == 9

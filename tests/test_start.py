@@ -22,7 +22,7 @@ from nva.state.limits import Limits
 from nva.state.media import Image
 from tests.devices import mutated
 
-ROPE = RopeSpec(kind="default", theta=1e4, dim=16, max_position=256, original_max_position=256)
+ROPE = RopeSpec(theta=1e4, dim=16, max_position=256)
 SPEC = ModelSpec(
     vocab_size=31, hidden_size=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, intermediate_size=48,
     max_position=256, norm_eps=1e-5, ropes=(ROPE,), rope_ids=(0, 0), windows=(None, 50),

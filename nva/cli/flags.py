@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from nva.loading.options import OTHER_NAMES as LOADING_NAMES
+from nva.loading.options import Options
 from nva.state.policy import Policy
 from nva.state.request import DEFAULTS
 from nva.state.request import OTHER_NAMES as SAMPLING_NAMES
@@ -42,21 +43,7 @@ SAMPLING = {
     ),
     "prompt_logprobs": "with --json: the same for the prompt",
 }
-LOADING = {
-    "dtype": "float32, bfloat16, float16, or auto for the checkpoint's own",
-    "device": "cpu, cuda, cuda:1, npu, ..., or auto for the best one here",
-    "max_model_len": "tokens of prompt and answer together, by default what the model allows",
-    "max_rows": "answers that are computed at once",
-    "max_batched_tokens": "tokens computed in one step at most",
-    "block_size": "tokens that a block of the cache holds",
-    "n_blocks": "blocks of the cache",
-    "cache_memory": 'or the memory for them, such as "4GiB"',
-    "prefix_caching": "compute each prompt anew, also where it begins like another",
-    "enforce_eager": "never compile",
-    "graph": "how an NPU runs the forward: auto, eager, ge or aclgraph",
-    "policy": "who goes first",
-    "seed": "another seed gives other answers, unless --temperature is 0",
-}
+LOADING = {field.name: field.metadata["help"] for field in attrs.fields(Options)}
 JSON_ONLY = ("logprobs", "prompt_logprobs")
 RUN_ONLY = ("n", "priority", *JSON_ONLY)
 OTHER_FLAGS = {
@@ -87,6 +74,7 @@ def add_flags(group: Any, record: type, texts: Mapping[str, str]) -> None:
             reading: dict[str, Any] = {"action": "store_false" if default else "store_true"}
         else:
             reading = READINGS.get(hints[name], {"type": number, "metavar": "N"})
+        text = f"don't {text}" if default is True else text
         note = f" ({default})" if type(default) in (int, float, str) else ""
         group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text + note, **reading)
 
@@ -135,7 +123,7 @@ def json_or_text(text: str) -> Any:
 
 READINGS: dict[Any, dict[str, Any]] = {
     str: {"metavar": "NAME"},
-    Policy: {"metavar": "NAME"},
+    str | Policy: {"metavar": "NAME"},
     tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
     tuple[int, ...]: {"action": "append", "type": number, "metavar": "ID"},
     dict[int, float]: {"action": "append", "type": bias, "metavar": "ID=BIAS"},

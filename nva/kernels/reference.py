@@ -303,8 +303,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | No
 
 def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """q, k, v [P, N, D] -> [P, N, D]."""
-    wide = (each.transpose(0, 1).float() for each in (q, k, v))
-    return F.scaled_dot_product_attention(*wide, scale=scale).transpose(0, 1).to(q.dtype)
+    wide = (each.transpose(0, 1).float()[None] for each in (q, k, v))
+    return F.scaled_dot_product_attention(*wide, scale=scale)[0].transpose(0, 1).to(q.dtype)
 
 
 KERNELS = Kernels(

@@ -6,13 +6,13 @@ Read next: run.py, where the loop over these steps is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from nva.state.columns import Bool, Ids, Int, append_entries, evolve, write
 from nva.state.engine import EngineState
 from nva.state.plan import Logprobs, Output, Plan, Sampled, TokenLogprobs
 from nva.state.request import NO_LOGPROBS, Finished, FinishReason, Request
-from nva.state.rows import Rows, request_of, running, token_ids
+from nva.state.rows import Rows, request_of, token_ids
 from nva.steps.allocate import vacate
 from nva.steps.pack import scored_tokens
 
@@ -33,7 +33,7 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     rows = _appended(rows, given, tokens)
     finished = _finished(rows, given, tokens)
     for row in plan.sample_rows[is_live != is_given].tolist():
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
+        finished[row] = finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
         samples=rows.sample[given],
@@ -44,45 +44,6 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
     )
     state = evolve(state, rows=rows)
     return (vacate(state, list(finished)) if finished else state), output
-
-
-def abort(
-    state: EngineState, request_ids: Collection[int | str]
-) -> tuple[EngineState, list[Finished]]:
-    """End all that waits or runs of these requests; ids that are not in flight are passed over."""
-    finished = [
-        Finished(
-            request=entry.request,
-            sample=sample,
-            reason="abort",
-            stopped_by=None,
-            token_ids=tuple(entry.tokens[len(entry.request.prompt) :].tolist()),
-            n_cached=entry.n_cached or 0,
-        )
-        for entry in state.waiting
-        if entry.request.id in request_ids
-        for sample in range(entry.sample, entry.sample + entry.n_samples)
-    ]
-    waiting = tuple(entry for entry in state.waiting if entry.request.id not in request_ids)
-    ended = [
-        row for row in running(state.rows).tolist() if request_of(state.rows, row).id in request_ids
-    ]
-    finished += [
-        _finished_row(state.rows, row, int(state.rows.sample[row]) + i, "abort")
-        for row in ended
-        for i in range(int(state.rows.n_samples[row]))
-    ]
-    return vacate(evolve(state, waiting=waiting), ended), finished
-
-
-def stop(
-    state: EngineState, request_id: int | str, sample: int, text: str
-) -> tuple[EngineState, Finished | None]:
-    """End one sample because its text contains a stop string; None if it has ended already."""
-    for row in running(state.rows).tolist():
-        if request_of(state.rows, row).id == request_id and state.rows.sample[row] == sample:
-            return vacate(state, [row]), _finished_row(state.rows, row, sample, "stop", text)
-    return state, None
 
 
 def _appended(rows: Rows, row_ids: Ids, tokens: Int) -> Rows:
@@ -100,13 +61,14 @@ def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     for j in sorted({*stopped, *long}):
         row = int(row_ids[j])
         reason, stopped_by = ("stop", int(tokens[j])) if j in stopped else ("length", None)
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
+        finished[row] = finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
     return finished
 
 
-def _finished_row(
+def finished_row(
     rows: Rows, row: int, sample: int, reason: FinishReason, stopped_by: int | str | None = None
 ) -> Finished:
+    """What is told of a sample that ends in a row."""
     return Finished(
         request=request_of(rows, row),
         sample=sample,

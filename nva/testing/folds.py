@@ -17,7 +17,8 @@ from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Finished, Request
 from nva.state.rows import running
 from nva.steps.allocate import fork
-from nva.steps.commit import abort, commit
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.pack import pack
 from nva.steps.recover import withdraw
 from nva.steps.schedule import schedule

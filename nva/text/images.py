@@ -3,14 +3,16 @@ put among its tokens.
 
 The law: the processor decides (size, limits of pixels, normalization); nva only counts tokens after
 it. The tokenizer writes one token for an image, which becomes as many as the image has features.
-Read next: state/media.py for what comes out; models/vision.py, which looks at it."""
+Read next: pictures.py for files and pixels; state/media.py for what comes out; models/vision.py,
+which looks at it."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-import warnings
+import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,14 @@ import numpy as np
 from nva.models.spec import VisionSpec
 from nva.state.media import Image, Media, Placed, image, media
 from nva.text.chat import Tokenizer
+from nva.text.library import IMPORTS
+from nva.text.pictures import picture
 from nva.text.prompts import Prompt, encode
 
 CONFIG = "preprocessor_config.json"
+"""The image processor's settings, alone in a file."""
+ALL_CONFIG = "processor_config.json"
+"""The settings of all processors, in newer checkpoints: those of images are under one key."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,11 +50,10 @@ def encode_prompt(
     if sources and reader is None:
         raise ValueError("the prompt has an image, but this model reads text only")
     ids = encode(tokenizer, prompt)
-    return (
-        (ids, None)
-        if reader is None
-        else place_images(ids, [read_image(reader, each) for each in sources], reader)
-    )
+    if reader is None:
+        return ids, None
+    images = [read_image(reader, each) for each in sources]
+    return place_images(ids, images, reader)
 
 
 def image_sources(prompt: Prompt) -> list[Any]:
@@ -88,15 +94,11 @@ def place_images(
 def largest_image(reader: ImageReader, max_tokens: int) -> Image:
     """An empty image of the size that its processor scales larger ones down to, or of max_tokens if
     that is less."""
-    spec, path = reader.spec, reader.folder / CONFIG
-    config = json.loads(path.read_text()) if path.is_file() else {}
-    n_pixels = config.get("max_pixels") or config.get("size", {}).get(
-        "longest_edge"
-    )  # of the whole image, both times
+    spec = reader.spec
+    n_pixels = _max_pixels(processor_config(reader.folder) or {})
     if n_pixels is not None:
-        max_tokens = min(
-            max_tokens, n_pixels // (spec.merge_size**2 * math.prod(spec.patch_shape[2:]))
-        )
+        pixels_per_token = spec.merge_size**2 * math.prod(spec.patch_shape[2:])
+        max_tokens = min(max_tokens, n_pixels // pixels_per_token)
     n_rows = max(1, math.isqrt(max_tokens))
     n_columns = max(1, max_tokens // n_rows)
     patches = np.zeros(
@@ -105,57 +107,90 @@ def largest_image(reader: ImageReader, max_tokens: int) -> Image:
     return Image(patches=patches, n_rows=n_rows, n_columns=n_columns, digest=b"")
 
 
+def _max_pixels(config: Mapping[str, Any]) -> int | None:
+    """How many pixels a processor leaves of a whole image, under either of the names for it."""
+    size = config.get("size")
+    edges = size if isinstance(size, Mapping) else {}
+    return config.get("max_pixels") or edges.get("longest_edge") or edges.get("max_pixels")
+
+
 def read_image(reader: ImageReader, source: Any) -> Image:
     """An image from a file's path, or a PIL image. Raises ValueError if there is none, or it can't
     be understood."""
     process, spec = _processor(reader.folder), reader.spec
     try:
-        found = process(images=[_picture(source)], return_tensors="np")
+        found = process(images=[picture(source)], return_tensors="np")
     except ValueError as error:
         raise ValueError(f"the image {source!r:.80} can't be used: {error}") from error
-    patches, (_, n_rows, n_columns) = found["pixel_values"], found["image_grid_thw"][0].tolist()
-    sizes, wanted = (
-        (patches.shape[1], process.merge_size),
-        (math.prod(spec.patch_shape), spec.merge_size),
-    )
+    patches = found["pixel_values"]
+    _, n_rows, n_columns = found["image_grid_thw"][0].tolist()
+    sizes = (patches.shape[1], process.merge_size)
+    wanted = (math.prod(spec.patch_shape), spec.merge_size)
     if sizes != wanted:
         raise ValueError(
-            f"{CONFIG} makes patches of {sizes}, config.json asks for {wanted}; download both again"
+            f"the image processor of {reader.folder} makes patches of {sizes}, config.json asks "
+            f"for {wanted}; download both again"
         )
     return image(
         patches.astype(np.float32), n_rows // spec.merge_size, n_columns // spec.merge_size
     )
 
 
-def _picture(source: Any) -> Any:
-    """An upright RGB image of PIL's."""
+def processor_config(folder: Path) -> dict[str, Any] | None:
+    """The settings of a checkpoint's image processor, from whichever file has them; None if none
+    does. Where two files do, the newer form counts, as it does for transformers.
+
+    Raises ValueError for a file that can't be read."""
+    for name in (ALL_CONFIG, CONFIG):
+        content = _read_json(folder / name)
+        nested = content.get("image_processor")
+        if isinstance(nested, Mapping):
+            return dict(nested)
+        if name == CONFIG and content:
+            return content
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
     try:
-        from PIL import Image as Pillow
-        from PIL import ImageOps
-    except ImportError as error:
-        raise ValueError("images need Pillow; pip install 'nva[vision]'") from error
-    if not isinstance(source, (str, Path, Pillow.Image)):
-        raise ValueError("give the path of a file, or a PIL image")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Pillow.DecompressionBombWarning
-            )  # what is large is scaled down
-            opened = source if isinstance(source, Pillow.Image) else Pillow.open(source)
-            return ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, Pillow.DecompressionBombError) as error:
-        raise ValueError(str(error)) from error
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} can't be read: {error}; download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object; download it again")
+    return content
 
 
 @functools.lru_cache(maxsize=8)
 def _processor(folder: Path) -> Any:
     """The checkpoint's image processor, in the form that needs no torchvision."""
-    if not (folder / CONFIG).is_file():
+    config = processor_config(folder)
+    if config is None:
         raise ValueError(
-            f"{folder} has no {CONFIG}, which says how images are prepared; download it"
+            f"{folder} has neither {CONFIG} nor {ALL_CONFIG} with an image_processor, which say "
+            "how images are prepared; download them"
         )
-    from transformers import AutoImageProcessor
+    name = config["image_processor_type"] = _processor_type(config)
+    config.pop("auto_map", None)  # names code of the checkpoint's, which is never run
+    try:
+        with IMPORTS, tempfile.TemporaryDirectory() as written:
+            from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(
-        folder, backend="pil", local_files_only=True, trust_remote_code=False
-    )
+            (Path(written) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+            return AutoImageProcessor.from_pretrained(
+                written, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+    except (ValueError, TypeError, KeyError) as error:  # what odd settings lead to
+        raise ValueError(
+            f"no image processor {name} can be made from {folder}: {error!s:.200}"
+        ) from error
+
+
+def _processor_type(config: Mapping[str, Any]) -> str:
+    """The name of the processor's class. All of Qwen's are one, which has had several names."""
+    name = config.get("image_processor_type") or config.get("feature_extractor_type")
+    is_qwen = name is None or re.match(r"Qwen\d(_\d)?_?VL", str(name))
+    return "Qwen2VLImageProcessor" if is_qwen else str(name)

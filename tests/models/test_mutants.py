@@ -57,17 +57,24 @@ def test_softmax_scale_off_by_5_percent(build) -> None:
 )
 def test_rope_kind_swapped(build, case: str, other: str) -> None:
     sound = build(case)
-    ropes = tuple(
-        attrs.evolve(spec, kind=other, factor=max(2.0, spec.factor)) for spec in sound.spec.ropes
-    )
+    ropes = tuple(as_kind(spec, other) for spec in sound.spec.ropes)
     assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, ropes=ropes)))
+
+
+def as_kind(spec: rope.RopeSpec, kind: str) -> rope.RopeSpec:
+    """A rope of another kind, with the settings that both have, and a factor of at least 2."""
+    fields = attrs.fields_dict(rope.KINDS[kind])
+    settings = attrs.asdict(spec)
+    settings["factor"] = max(2.0, settings.get("factor") or 0.0)
+    return rope.KINDS[kind](**{name: settings[name] for name in fields if name in settings})
 
 
 @pytest.mark.parametrize("case", ["llama-yarn", "qwen2-longrope"])
 def test_rope_attention_factor_left_out(build, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = build(case)
-    frequencies = rope.rope_frequencies
-    monkeypatch.setattr(rope, "rope_frequencies", lambda *args: (frequencies(*args)[0], 1.0))
+    kind = type(sound.spec.ropes[0])
+    frequencies = kind.frequencies
+    monkeypatch.setattr(kind, "frequencies", lambda *args: (frequencies(*args)[0], 1.0))
     assert_caught(sound)
 
 

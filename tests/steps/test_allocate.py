@@ -12,7 +12,8 @@ from nva.state.policy import by_priority
 from nva.state.request import SamplingParams, request
 from nva.state.rows import block_table, running, token_ids
 from nva.steps.allocate import fork, release, share, take, vacate
-from nva.steps.commit import abort, commit
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.pack import pack
 from nva.steps.recover import withdraw
 from nva.steps.schedule import schedule

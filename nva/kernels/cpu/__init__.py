@@ -3,15 +3,16 @@ where there is none.
 
 The law: what serves is said: where nothing can be compiled, a line on stderr tells what is missing
 and what it costs. Read next: operators.py, the functions; attention.cpp and matmul.h, what they
-compute; build.py, how they are built."""
+compute; build.py and library.py, how they are built and kept."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
+import logging
 from typing import Any
 
+from nva.host.messages import say
 from nva.kernels import Device, refuse_graph
 from nva.kernels.cpu.build import BuildError
 from nva.kernels.cpu.device import PLAIN
@@ -35,5 +36,5 @@ def _compiled() -> Device:
     try:
         return importlib.import_module("nva.kernels.cpu.operators").COMPILED
     except BuildError as error:
-        print(f"nva: {error}; plain torch serves instead, several times slower", file=sys.stderr)
+        say(f"{error}; plain torch serves instead, several times slower", logging.WARNING)
         return PLAIN

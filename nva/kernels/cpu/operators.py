@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nva.kernels import Compute, Layout, reference
-from nva.kernels.cpu.build import library
 from nva.kernels.cpu.device import PLAIN
+from nva.kernels.cpu.library import library
 from nva.kernels.cpu.memory import on_huge_pages
 from nva.kernels.cpu.tape import call, taped
 
