@@ -76,8 +76,14 @@ def demo_folder() -> Path:
 
 
 def _demo() -> Path:
-    folder = demo_folder()
-    if not folder.is_dir():
+    try:
+        folder = demo_folder()
+        is_there = folder.is_dir()
+    except OSError as error:
+        raise ValueError(
+            f"no model named, and no demo model can be looked for ({error})"
+        ) from error
+    if not is_there:
         raise ValueError(
             f"no model named, and the demo model is not in {folder}; name one, or run `make demo`"
         )
