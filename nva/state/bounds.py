@@ -42,6 +42,12 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
     _check_range("logit_index", batch.logit_index, len(batch.token_ids), "the batch's own tokens")
     _check_range("copies", batch.copies, bounds.n_ids, of_cache)
 
+    if batch.token_source.max() >= 0:
+        raise ValueError(
+            "this batch has tokens that only the device knows (token_source), which this forward "
+            "doesn't look up; give limits.lookahead = 0"
+        )
+
     # 2. Rows cover the tokens, and a row's context holds its queries.
     ends, lens = batch.query_ends, batch.context_lens
     n_queries = ends.copy()
