@@ -19,6 +19,7 @@ import torch
 
 from nva.engine import Engine
 from nva.forward import make_forward
+from nva.host.cores import cpu_quota
 from nva.host.messages import say
 from nva.kernels import Change, Device, Kernels, backend, reference, with_kernels
 from nva.loading.check import self_check
@@ -218,11 +219,15 @@ def _decided(
 ) -> str:
     """What serves, in one line."""
     spec = checkpoint.spec
-    kernels = "plain torch" if device.kernels is reference.KERNELS else "its kernels"
-    parts = ["your kernels" if has_own else kernels]
+    if has_own:
+        parts = ["your kernels"]
+    elif device.kernels is reference.KERNELS:
+        parts = ["plain torch"]
+    else:
+        parts = ["compiled kernels" if device.is_host else f"kernels of {device.name}"]
     if device.is_host:
-        capability = torch.backends.cpu.get_cpu_capability()
-        parts += [capability, f"{torch.get_num_threads()} threads"]
+        n_threads = min(torch.get_num_threads(), cpu_quota() or torch.get_num_threads())
+        parts += [torch.backends.cpu.get_cpu_capability(), f"{n_threads} threads"]
     cache = limits.n_blocks * block_bytes(spec, limits.block_size, dtype, device)
     return (
         f"{checkpoint.folder.name} on {device.where} ({', '.join(parts)}), weights of "
