@@ -80,13 +80,13 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no model: it has no config.json")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     spec, weights = read_model(config)
     checkpoint = Checkpoint(
         folder=folder,
         config=config,
-        generation_config=_read_json(generation) if generation.is_file() else {},
+        generation_config=read_json(generation) if generation.is_file() else {},
         spec=spec,
         weights=weights,
     )
@@ -201,7 +201,7 @@ def _open_tensors(folder: Path) -> Files:
     model.safetensors is all there is."""
     if not (folder / INDEX).is_file():
         return dict.fromkeys(*_open_file(_single_file(folder)))
-    placed = _read_json(folder / INDEX).get("weight_map")
+    placed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise ValueError(
             f"{folder / INDEX} has no weight_map from tensors to files; download it again"
@@ -383,10 +383,11 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file holds. Raises ValueError, naming the file, if it holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object; download it again")
