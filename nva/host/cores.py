@@ -11,10 +11,8 @@ from pathlib import Path
 
 def n_cores(root: Path = Path("/")) -> int:
     """Cores that the scheduler grants: of the affinity mask, at most the cgroup quota."""
-    if hasattr(os, "sched_getaffinity"):
-        n = len(os.sched_getaffinity(0))
-    else:
-        n = os.cpu_count() or 1
+    has_mask = hasattr(os, "sched_getaffinity")
+    n = len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1
     return min(n, cpu_quota(root) or n)
 
 

@@ -61,5 +61,3 @@ def _pause() -> Any:
     import ctypes
 
     return getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
-
-

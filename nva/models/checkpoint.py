@@ -22,8 +22,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nva.kernels import Kernels, reference
-from nva.models.params import Param, Params, Weights, all_tables, build_params
+from nva.kernels import Kernels
+from nva.kernels.reference import KERNELS as REFERENCE
+from nva.models.params import (
+    Param,
+    Params,
+    Weights,
+    all_tables,
+    build_params,
+    layer_table,
+)
 from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 from nva.state.checks import is_whole
@@ -90,7 +98,7 @@ def load_checkpoint(
     folder: str | Path,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> tuple[Checkpoint, Params]:
     """open_checkpoint and load_params in one."""
     checkpoint = open_checkpoint(folder)
@@ -101,7 +109,7 @@ def load_params(
     checkpoint: Checkpoint,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> Params:
     """The parameters, in one dtype on one device, and in the form that the kernels want.
 
@@ -117,9 +125,8 @@ def load_params(
         start = 0
         for tensor_name in _parts(checkpoint, files, name, layer, param):
             stored = tensor = _read(files, tensor_name)
-            if _is_fused(param, stored):
-                n_rows = len(rows) // param.n_experts
-                is_turned = checkpoint.weights.is_transposed and stored.shape[2] == n_rows
+            if param.kind == "experts" and stored.dim() == 3:  # one tensor for all
+                is_turned = _are_turned(checkpoint, files, layer)
                 tensor = (stored.mT if is_turned else stored).flatten(0, 1)
             rows[start : start + len(tensor)] = tensor
             start += len(tensor)
@@ -129,20 +136,12 @@ def load_params(
     return build_params(checkpoint.spec, read, kernels)
 
 
-def _is_fused(param: Param, stored: Tensor) -> bool:
-    """Whether one tensor [E, N, K] holds all experts."""
-    return param.kind == "experts" and stored.dim() == 3
-
-
 def resolve_dtype(dtype: str | torch.dtype, checkpoint: Checkpoint) -> torch.dtype:
     """A dtype by its name; "auto" is the one that the weights were saved in: what config.json says,
     else what most numbers in the files are. Raises ValueError for one that nva can't compute in."""
     where = "dtype"
     if dtype == "auto":
-        where, dtype = named_dtype(checkpoint.config) or (
-            "the weights' dtype",
-            _stored_dtype(checkpoint.folder),
-        )
+        where, dtype = named_dtype(checkpoint.config) or stored_dtype(checkpoint.folder)
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(
@@ -170,14 +169,14 @@ def named_dtype(config: Mapping[str, Any]) -> tuple[str, str] | None:
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def _stored_dtype(folder: Path) -> str:
-    """What most numbers of the files are stored as."""
+def stored_dtype(folder: Path) -> tuple[str, str]:
+    """(where it stands, name) of the dtype that most numbers of the files have."""
     counts: Counter[str] = Counter()
     for name, file in _open_tensors(folder).items():
         tensor = file.get_slice(name)
         counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
     most = counts.most_common(1)[0][0] if counts else "missing"
-    return _STORED.get(most, most)
+    return "the weights' dtype", _STORED.get(most, most)
 
 
 _QUANTIZED = (
@@ -339,7 +338,10 @@ def _parts(
     if param.kind == "experts":
         fused = weights.fused.get(name, "").format(layer=layer)
         if fused in files:
-            return {fused: _fused_shape(weights, param, files[fused].get_slice(fused).get_shape())}
+            n_rows, n_columns = param.shape[0] // param.n_experts, param.shape[1]
+            is_turned = _are_turned(checkpoint, files, layer)
+            matrix = (n_columns, n_rows) if is_turned else (n_rows, n_columns)
+            return {fused: (param.n_experts, *matrix)}
     names = [
         part.format(layer=layer, expert=expert)
         for expert in range(param.n_experts)
@@ -348,13 +350,19 @@ def _parts(
     return dict(zip(names, param.parts, strict=True))
 
 
-def _fused_shape(weights: Weights, param: Param, stored: list[int]) -> tuple[int, int, int]:
-    """The shape [E, N, K] of one tensor with all experts, or [E, K, N] if it is stored so and may
-    be."""
-    n_rows, n_columns = param.shape
-    shape = param.n_experts, n_rows // param.n_experts, n_columns
-    turned = shape[0], shape[2], shape[1]
-    return turned if weights.is_transposed and tuple(stored) == turned else shape
+def _are_turned(checkpoint: Checkpoint, files: Files, layer: int | None) -> bool:
+    """Whether a layer's tensors of all experts are stored [E, K, N], not [E, N, K]. A square matrix
+    doesn't tell; gate and up together, or down, is none."""
+    if not checkpoint.weights.is_transposed or layer is None:
+        return False
+    table = layer_table(checkpoint.spec, layer)
+    for name, tensor in checkpoint.weights.fused.items():
+        tensor = tensor.format(layer=layer)
+        n_rows, n_columns = table[name].shape[0] // table[name].n_experts, table[name].shape[1]
+        if n_rows != n_columns and tensor in files:
+            stored = files[tensor].get_slice(tensor).get_shape()
+            return list(stored[1:]) == [n_columns, n_rows]
+    return False
 
 
 def _harmless_shapes(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, ...]]:

@@ -63,8 +63,8 @@ def _ropes(config: Config) -> dict[str, Any]:
     if new and not {FULL, SLIDING} <= new.keys():
         config.refuse("rope_parameters", f"an object with {FULL} and {SLIDING}")
     old = {
-        FULL: {"rope_theta": config.get("rope_theta"), **config.group("rope_scaling")},
-        SLIDING: {"rope_theta": config.get("rope_local_base_freq")},
+        FULL: {"rope_theta": config.number("rope_theta", None), **config.group("rope_scaling")},
+        SLIDING: {"rope_theta": config.number("rope_local_base_freq", None)},
     }
     ropes: dict[str, Any] = {}
     for kind in (FULL, SLIDING):
@@ -74,4 +74,5 @@ def _ropes(config: Config) -> dict[str, Any]:
         ropes[kind] = merged_ropes(config, inner, old[kind])
     if "rope_theta" not in ropes[SLIDING]:
         config.number("rope_local_base_freq")  # raises
-    return {"rope_theta": None, "rope_scaling": None, "rope_parameters": ropes}
+    names = ("rope_parameters", "rope_scaling") if new else ("rope_scaling", "rope_parameters")
+    return {"rope_theta": None, names[0]: ropes, names[1]: None}

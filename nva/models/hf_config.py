@@ -73,14 +73,18 @@ class Config:
         return value
 
     def size_or_null(self, name: str) -> int | None:
-        """A whole number of at least 1, or None where the config says null; it must say one."""
+        """A whole number of at least 1, or None where the config says null, false or 0; it must say
+        something."""
         if name not in self:
             return self[name]  # raises
-        return None if self.get(name) is None else self.size(name)
+        value = self.get(name, 0)
+        return None if is_number(value) and value == 0 or value is False else self.size(name)
 
-    def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number above 0."""
+    def number(self, name: str, default: Any = REQUIRED) -> Any:
+        """A finite number above 0; the default may be None."""
         value = self._given(name, default)
+        if value is None:
+            return None
         if not is_number(value) or not math.isfinite(value) or value <= 0:
             self.refuse(name, "a finite number above 0")
         return float(value)

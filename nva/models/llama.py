@@ -56,9 +56,7 @@ LLAMA_WEIGHTS = Weights(
 def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
-        raise ValueError(
-            "LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?"
-        )
+        config.refuse("sliding_window", "null, since LlamaForCausalLM has none; is it a Mistral?")
     if config.get("rope_theta") is None:
         config |= {"rope_theta": 10000.0}  # Llama 1 and 2, whose config.json doesn't name it
     bias = config.flag("attention_bias")

@@ -25,27 +25,35 @@ def qwen2(config: Config) -> tuple[ModelSpec, Weights]:
 def qwen_windows(config: Config) -> dict[str, Any]:
     """The first max_window_layers layers see everything, the others the window; without
     use_sliding_window all do."""
-    if not config.flag("use_sliding_window"):
-        config.pass_over("sliding_window", "max_window_layers")
+    window = qwen_window(config)
+    if window is None:
         return {}
-    return {
-        "window": config.size("sliding_window"),
-        "n_unwindowed": config.size("max_window_layers", at_least=0, at_most=MAX_LAYERS),
-    }
+    n_unwindowed = config.size("max_window_layers", at_least=0, at_most=MAX_LAYERS)
+    return {"window": window, "n_unwindowed": n_unwindowed}
+
+
+def qwen_window(config: Config) -> int | None:
+    """The window, None unless use_sliding_window is on: then the config's other settings of windows
+    mean nothing."""
+    config.pass_over("sliding_window", "max_window_layers")
+    if not config.flag("use_sliding_window"):
+        return None
+    if config.get("sliding_window") is None:
+        config.refuse("use_sliding_window", "false, since sliding_window isn't given")
+    return config.size("sliding_window")
 
 
 @register("Qwen2MoeForCausalLM", verified=[LOGITS, EMULATED])
 def qwen2_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Which layers have a window must be listed: programs disagree on what max_window_layers means
     here."""
-    config.pass_over("sliding_window", "max_window_layers")
-    window = None
-    if config.flag("use_sliding_window") and config.names("layer_types"):
-        window = config.size("sliding_window")
+    window = qwen_window(config)
+    if window is not None and not config.get("layer_types"):
+        config.refuse("use_sliding_window", "false, since layer_types isn't given")
     spec = read_spec(
         config,
         qkv_bias=config.flag("qkv_bias", True),
-        experts=read_experts(config, config.size("shared_expert_intermediate_size")),
+        experts=read_experts(config, config.size("shared_expert_intermediate_size", at_least=0)),
         window=window,
     )
     return spec, LLAMA_WEIGHTS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from nva.models.hf_config import Config
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.qwen2 import qwen_windows
+from nva.models.qwen2 import qwen_window, qwen_windows
 from nva.models.read_spec import read_experts, read_spec
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
@@ -34,13 +34,12 @@ def qwen3(config: Config) -> tuple[ModelSpec, Weights]:
 def qwen3_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """Any window is off unless use_sliding_window says so, and then in every layer."""
     bias = config.flag("attention_bias")
-    config.pass_over("sliding_window", "max_window_layers")
     spec = read_spec(
         config,
         qk_norm=True,
         qkv_bias=bias,
         o_bias=bias,
         experts=read_experts(config),
-        window=config.size("sliding_window") if config.flag("use_sliding_window") else None,
+        window=qwen_window(config),
     )
     return spec, LLAMA_WEIGHTS

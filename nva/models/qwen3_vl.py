@@ -88,7 +88,9 @@ def _with_tower(config: Config, text: Config, **differences: Any) -> ModelSpec:
         tied_head=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings")),
         **differences,
     )
-    image_token = config.size("image_token_id", at_least=0, at_most=spec.vocab_size - 1)
+    image_token = config.size("image_token_id", at_least=0)
+    if image_token >= spec.vocab_size:
+        config.refuse("image_token_id", f"below text_config.vocab_size = {spec.vocab_size}")
     vision = _read_tower(config.part("vision_config"), image_token)
     if vision.out_size != spec.hidden_size:
         raise ValueError(
@@ -182,9 +184,9 @@ def _read_theta(config: Config) -> float:
             f"config.json: in {config.path}rope_parameters, rope type {kind!r:.80} of the vision "
             "tower is not known; known is axial"
         )
-    if not is_number(theta) or not 0 < theta < math.inf:
+    if not is_number(theta) or not 1 <= theta < math.inf:
         raise ValueError(
             f"config.json: in {config.path}rope_parameters, rope_theta is {theta!r:.80}; it must "
-            "be a finite number above 0"
+            "be a finite number of at least 1"
         )
     return float(theta)

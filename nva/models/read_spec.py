@@ -16,6 +16,7 @@ import attrs
 from nva.models.hf_config import REQUIRED, Config, architecture
 from nva.models.rope import KINDS, RopeSpec
 from nva.models.spec import Activation, ExpertSpec, ModelSpec
+from nva.models.unread import is_off
 from nva.state.checks import is_number
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -101,8 +102,6 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
     Raises ValueError for an unknown kind or setting, and for a missing one."""
     place, settings = _rope_settings(config, layer_kind)
     where = config.path + place
-
-    # 1. The kind.
     kind = settings.pop("rope_type", "default")
     settings.pop("type", None)  # some configs name the kind twice
     if not isinstance(kind, str) or kind not in KINDS:
@@ -110,43 +109,51 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
             f"config.json: in {where}, rope type {kind!r:.80} is not known; known are "
             f"{', '.join(KINDS)}"
         )
-
-    # 2. What every kind has.
-    length = config.size("max_position_embeddings")
-    settings |= {
-        "theta": _read_theta(kind, settings.pop("rope_theta", None)),
+    common = {
+        "theta": _read_theta(where, kind, settings.pop("rope_theta", None)),
         "dim": _read_rope_dim(head_dim, settings.pop("partial_rotary_factor", 1.0)),
-        "max_position": length,
+        "max_position": config.size("max_position_embeddings"),
     }
-    fields = {field.name: field for field in attrs.fields(KINDS[kind])}
-    original = settings.pop("original_max_position_embeddings", length)
-    if "original_max_position_embeddings" in fields:  # transformers writes it for other kinds too
-        settings["original_max_position_embeddings"] = original
+    return _make_rope(where, kind, common, settings)
 
-    # 3. What this kind has: the fields of its record.
-    needed = {name for name, field in fields.items() if field.default is attrs.NOTHING}
+
+def _make_rope(
+    where: str, kind: str, common: Mapping[str, Any], settings: Mapping[str, Any]
+) -> RopeSpec:
+    """The record of a kind of rope: the fields that all have, and its own, which config.json calls
+    by the same names."""
+    own = [field for field in attrs.fields(KINDS[kind]) if field.name not in common]
+    names = {field.name for field in own}
+    needed = {field.name for field in own if field.default is attrs.NOTHING}
+
+    # transformers writes the original length for every kind; without it, that is the declared one.
+    settings = {"original_max_position_embeddings": common["max_position"], **settings}
     if missing := needed - settings.keys():
         raise ValueError(
             f"rope type {kind!r} needs {', '.join(sorted(missing))}, which {where} in config.json "
             "doesn't give"
         )
-    if unknown := settings.keys() - fields.keys():
+    beside = settings.keys() - names - {"original_max_position_embeddings"}
+    if unknown := {name for name in beside if not is_off(name, settings[name])}:
         raise ValueError(
             f"rope type {kind!r} has no setting {', '.join(sorted(unknown))}, which {where} in "
             "config.json gives; remove what has no effect"
         )
     try:
-        return KINDS[kind](**settings)
+        return KINDS[kind](**common, **{name: settings[name] for name in names & settings.keys()})
     except ValueError as error:
         raise ValueError(f"config.json: in {where}, {error}") from error
 
 
-def _read_theta(kind: str, value: Any) -> float:
+def _read_theta(where: str, kind: str, value: Any) -> float:
     if value is None:
-        raise ValueError(f"rope type {kind!r} needs rope_theta, which config.json doesn't give")
-    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(
-            f"config.json has rope_theta = {value!r:.80}; it must be a finite number above 0"
+            f"rope type {kind!r} needs rope_theta, which config.json doesn't give, neither in "
+            f"{where} nor beside it"
+        )
+    if not is_number(value) or not 1 <= value < math.inf:
+        raise ValueError(
+            f"config.json has rope_theta = {value!r:.80}; it must be a finite number of at least 1"
         )
     return float(value)
 
@@ -161,8 +168,9 @@ def _read_rope_dim(head_dim: int, share: Any) -> int:
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ValueError(
-            f"config.json has partial_rotary_factor = {share} of a head_dim of {head_dim}: the "
-            f"rope turns {dim} numbers of each head; it takes an even number, at least 2"
+            f"config.json has heads of {head_dim} numbers (head_dim, or hidden_size / "
+            f"num_attention_heads) and partial_rotary_factor = {share}: the rope turns {dim} "
+            "numbers of each head; it takes an even number, at least 2"
         )
     return dim
 
@@ -170,16 +178,20 @@ def _read_rope_dim(head_dim: int, share: Any) -> int:
 def _rope_settings(config: Config, layer_kind: str) -> tuple[str, dict[str, Any]]:
     """The rope settings of the layers of a kind, and the name of the object they stand in. null
     counts as absent; what stands inside the object goes before what stands beside it."""
-    new = config.group("rope_parameters")
-    if layer_kind in new:
-        new = new[layer_kind]
-    if not isinstance(new, Mapping):
-        config.refuse("rope_parameters", f"an object with settings, as is {layer_kind} in it")
-    old = config.group("rope_scaling")
+    new, old = (_rope_of(config, name, layer_kind) for name in ("rope_parameters", "rope_scaling"))
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     beside = present({name: config.get(name) for name in names})
-    place = "rope_scaling" if old else "rope_parameters"
-    return place, beside | merged_ropes(config, new, old)
+    place = " and ".join(name for name in ("rope_parameters", "rope_scaling") if config.get(name))
+    return place or "rope_parameters", beside | merged_ropes(config, new, old)
+
+
+def _rope_of(config: Config, name: str, layer_kind: str) -> Mapping[str, Any]:
+    """The settings that one object has for the layers of a kind."""
+    group = config.group(name)
+    inner = group.get(layer_kind, group)
+    if not isinstance(inner, Mapping):
+        config.refuse(name, f"an object with settings, as is {layer_kind} in it")
+    return inner
 
 
 def merged_ropes(config: Config, new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nva.state.checks import flag, number, whole
 
-_positive = number(0, 1e12, above=True)
-_not_negative = number(0, 1e12)
+_positive = number(1e-6, 1e6)  # far beyond any rope's; what is computed stays finite
+_not_negative = number(0, 1e6)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -46,7 +46,7 @@ def _divisors(_: object, field: attrs.Attribute[Any], value: Any) -> None:
 class RopeSpec:
     """The plain rope (Su et al. 2021, RoFormer): pair i turns by theta^(-2i / dim) a position."""
 
-    theta: float = attrs.field(validator=number(0, above=True))
+    theta: float = attrs.field(validator=number(1))
     dim: int = attrs.field(validator=whole(2))  # numbers of each head that turn, an even count
     max_position: int = attrs.field(validator=whole(1))  # positions that the config declares
 
@@ -200,8 +200,8 @@ class LongRope(RopeSpec):
         found = len(self.short_factor), len(self.long_factor)
         if found != (self.dim // 2, self.dim // 2):
             raise ValueError(
-                f"short_factor and long_factor have {found} numbers; a rope of {self.dim} takes "
-                f"{self.dim // 2}"
+                f"short_factor and long_factor have {found} numbers; for head_dim times "
+                f"partial_rotary_factor = {self.dim}, each takes {self.dim // 2}"
             )
 
     def frequencies(self, max_model_len: int) -> tuple[Tensor, float]:

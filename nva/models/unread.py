@@ -70,18 +70,18 @@ _ATTENTION = frozenset({
 
 _WORDS = frozenset({
     # training
-    "dropout", "pdrop", "loss", "initializer", "jitter",
+    "dropout", "pdrop", "loss", "initializer", "jitter", "neftune",
     # which implementation computes, of those that give the same numbers
-    "flash", "sdpa", "xformers", "triton", "fused", "implementation", "impl", "unsloth",
+    "flash", "sdpa", "xformers", "triton", "fuse", "fused", "implementation", "impl", "unsloth",
 })  # fmt: skip
 """A name with one of these words is about training, or about how and not what is computed."""
 
-_ENDINGS = ("_token_id", "_token_ids", "_token_index")
+_ENDINGS = ("_token_id", "_token_ids", "_token_index", "_name_or_path")
 
 _NAMES = frozenset({
     # names, versions and file formats
     "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "use_bfloat16",
-    "transformers_version", "_name_or_path", "_model_name_or_path", "name_or_path",
+    "transformers_version", "_name_or_path", "name_or_path",
     "_commit_hash", "license", "library_name", "is_llama_config", "transformers.js_config",
     "tokenizer_class", "prefix", "finetuning_task",
     # labels of classifiers

@@ -48,7 +48,7 @@ def written(case: AttentionCase, kernels: Any) -> list[Tensor]:
 
 
 def test_the_compiled_kernels_serve_the_cpu() -> None:
-    assert backend("cpu") is operators
+    assert backend("cpu") is operators.COMPILED
 
 
 @settings(max_examples=100, deadline=None)
