@@ -131,7 +131,7 @@ def _missing_weights(folder: Path) -> list[str]:
     """Of the shards that the index names, or of the one file where there is no index, those that
     are not there. Whether the index is right is judged where it is read, in models/checkpoint.py.
     """
-    from nva.models.checkpoint import INDEX, SINGLE
+    from nva.models.files import INDEX, SINGLE
 
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
