@@ -15,14 +15,17 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from nva.host.forks import survive_forks
+from nva.host.openmp import set_up_openmp
+
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HOMES
     from nva.engine import Engine, step
     from nva.loading.load import load
     from nva.loading.options import Options
     from nva.models.registry import register
-    from nva.run import generate, run, stream
+    from nva.run import astream, generate, run, stream
     from nva.state.engine import EngineState
-    from nva.state.errors import InvariantError
+    from nva.state.errors import DeviceError, InvariantError
     from nva.state.limits import Limits
     from nva.state.policy import Policy
     from nva.state.request import Request, SamplingParams
@@ -30,8 +33,12 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
 
 __version__ = "0.1.0"
 
+set_up_openmp()
+survive_forks()
+
 __all__ = [
     "Completion",
+    "DeviceError",
     "Engine",
     "EngineState",
     "InvariantError",
@@ -43,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "TextDelta",
     "__version__",
+    "astream",
     "generate",
     "load",
     "register",
@@ -53,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "Completion": "nva.text.answers",
+    "DeviceError": "nva.state.errors",
     "Engine": "nva.engine",
     "EngineState": "nva.state.engine",
     "InvariantError": "nva.state.errors",
@@ -63,6 +72,7 @@ _HOMES = {
     "Sample": "nva.text.answers",
     "SamplingParams": "nva.state.request",
     "TextDelta": "nva.text.answers",
+    "astream": "nva.run",
     "generate": "nva.run",
     "load": "nva.loading.load",
     "register": "nva.models.registry",

@@ -31,7 +31,8 @@ from nva.state.engine import empty, is_busy
 from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
 from nva.state.rows import Rows, running
-from nva.steps.sample import filter_gaps, sample
+from nva.steps.filters import filter_gaps
+from nva.steps.sample import sample
 from nva.steps.submit import submit
 from nva.text.detokenize import TextStream, detokenizer, read, text_stream
 
@@ -107,23 +108,21 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
     checkpoint = Checkpoint(
         folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights
     )
-    kernels, kind = backend("cpu"), resolve_dtype(dtype, checkpoint)
+    device, kind = backend("cpu"), resolve_dtype(dtype, checkpoint)
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
-    limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
+    limits = Limits(vocab_size=spec.vocab_size, block_size=device.block_size, **sizes)
     return Engine(
         name=name,
         checkpoint=checkpoint,  # whose folder isn't there
-        params=random_params(spec, kind, torch.Generator().manual_seed(0), kernels),
-        forward=make_forward(spec, limits, kernels),
-        kv=empty_kv(spec, limits, kind),
+        params=random_params(spec, kind, torch.Generator().manual_seed(0), device.kernels),
+        forward=make_forward(spec, limits, device),
+        kv=empty_kv(spec, limits, kind, device),
         state=empty(limits),
         tokenizer=None,
         reader=None,
         detokenizer=detokenizer(None),
         eos_ids=frozenset(),
-        steps=Steps(
-            sample=functools.partial(sample, filter_=kernels.make_filter_gaps(filter_gaps))
-        ),
+        steps=Steps(sample=functools.partial(sample, filter_=device.make_filter_gaps(filter_gaps))),
         defaults={},
     )
 

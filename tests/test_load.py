@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import importlib
 
+import attrs
 import pytest
 import torch
 
 import nva
 from nva.forward import empty_kv, make_forward
-from nva.kernels import backend, reference
+from nva.kernels import Device, backend
+from nva.kernels.cuda import GPU
 from nva.loading.warm_up import filled_batch
 from nva.models import random_params
 from nva.state.limits import Limits
@@ -92,14 +94,22 @@ def test_a_gpu_that_is_not_there_is_refused(demo_model, monkeypatch, two_gpus) -
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
-def test_an_engine_for_a_gpu_asks_the_reference_kernels_for_memory(
-    demo_model, monkeypatch, two_gpus, device
-) -> None:
+def test_an_engine_for_a_gpu_asks_it_for_memory(demo_model, monkeypatch, two_gpus, device) -> None:
     """Its tensors are put on the CPU here: where they would be and how fast, only a GPU can
     show."""
     placed, memory = [], []
-    monkeypatch.setattr(load, "place", lambda name: placed.append(name) or torch.device("cpu"))
-    monkeypatch.setattr(reference, "cache_memory", lambda where: memory.append(where) or 1 << 24)
+
+    def on_the_cpu(*args) -> Device:
+        found = backend(*args)
+        placed.append(str(found.where))
+        return attrs.evolve(
+            found,
+            where=torch.device("cpu"),
+            pins_memory=False,
+            cache_memory=lambda where: memory.append(where) or 1 << 24,
+        )
+
+    monkeypatch.setattr(load, "backend", on_the_cpu)
     engine = nva.load(demo_model, device=device, dtype="float32", max_model_len=64, max_rows=4)
     assert placed == ["cuda" if device == "auto" else device]
     assert len(memory) == 1
@@ -108,7 +118,7 @@ def test_an_engine_for_a_gpu_asks_the_reference_kernels_for_memory(
 
 
 def test_the_cache_of_a_gpu_is_a_third_of_what_is_free(two_gpus) -> None:
-    assert reference.cache_memory(torch.device("cuda:1")) == 2 * 10**9
+    assert GPU.cache_memory(torch.device("cuda:1")) == 2 * 10**9
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -118,10 +128,9 @@ def test_a_forward_names_no_device_but_its_own(name: str) -> None:
     limits = Limits(vocab_size=spec.vocab_size, position_axes=3 if spec.rope_axes else 1, **SMALL)
     params = random_params(spec, torch.float32, torch.Generator())
     params = torch.utils._pytree.tree_map(lambda tensor: tensor.to("meta"), params)
-    forward, kv = (
-        make_forward(spec, limits, reference, "meta"),
-        empty_kv(spec, limits, torch.float32, "meta"),
-    )
+    device = attrs.evolve(GPU, where=torch.device("meta"), pins_memory=False)
+    forward = make_forward(spec, limits, device)
+    kv = empty_kv(spec, limits, torch.float32, device)
     logits, _ = forward(params, kv, filled_batch(limits, 7, 3))
     assert logits.shape == (3, spec.vocab_size)
     assert logits.device.type == "meta"
@@ -134,8 +143,8 @@ def test_nobody_is_asked_for_free_memory_when_the_cache_has_its_size(
     def fail(_: torch.device) -> int:
         raise AssertionError("asked")
 
-    for kernels in (reference, backend("cpu")):
-        monkeypatch.setattr(kernels, "cache_memory", fail)
+    device = attrs.evolve(backend("cpu"), cache_memory=fail)
+    monkeypatch.setattr(load, "backend", lambda *_: device)
     engine = nva.load(demo_model, device="cpu", dtype="float32", max_model_len=64, **options)
     assert engine.state.limits.n_blocks == options.get(
         "n_blocks", (4 << 20) // (2 * 30 * 16 * 3 * 64 * 4)

@@ -24,7 +24,6 @@ from nva.state.engine import check, is_busy
 from nva.state.request import request
 from nva.steps.submit import submit
 from nva.testing.laws import snapshot
-from nva.text.answers import Answers
 
 LOOP = importlib.import_module("nva.engine")
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -67,7 +66,8 @@ def engine(loaded):
     yield loaded
     assert not is_busy(loaded.state)
     assert loaded.state.blocks.n_free == loaded.state.limits.n_blocks
-    assert (loaded.answers, loaded.closed) == (Answers(), [])
+    assert list(loaded.posted) == [] and loaded.before is None
+    assert len(loaded.answers.transcripts) == len(loaded.answers.unread) == 0
 
 
 def hf_logits(folder: Path, ids: list[int]) -> torch.Tensor:

@@ -50,6 +50,7 @@ from nva.cli.terminal import (
     write_any_text,
 )
 from nva.loading.options import Options
+from nva.state.errors import DeviceError
 from nva.state.request import SamplingParams
 from nva.text.prompts import Prompt
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return command(args) or 0
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, DeviceError) as error:
         say(f"nva: {error}")
         return 2
     except KeyboardInterrupt as interrupt:

@@ -16,40 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nva.kernels import Compute, Filter, Layout
-from nva.kernels.host_memory import free_memory
+from nva.kernels import Kernels, Layout
 
-block_size = 16
-dtypes = (torch.float32, torch.bfloat16, torch.float16)
+_GROUP_BYTES = 2 << 20
+"""Keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long."""
 
-_GROUP_BYTES = (
-    2 << 20
-)  # keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long
-_SCORE_BYTES = 4 << 20  # scores held at a time
-
-
-def buckets(
-    max_batched_tokens: int, max_rows: int, max_model_len: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """None: nothing here is compiled for a shape."""
-    return (), ()
-
-
-def cache_memory(device: torch.device) -> int:
-    """A third of what is free: the machine may have other uses for the rest."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 3
-    return free_memory() // 3
-
-
-def make_filter_gaps(general: Filter) -> Filter:
-    """The general one."""
-    return general
-
-
-def compiled(compute: Compute) -> Compute:
-    """The function itself."""
-    return compute
+_SCORE_BYTES = 4 << 20
+"""Attention scores held at a time."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -332,3 +305,22 @@ def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """q, k, v [P, N, D] -> [P, N, D]."""
     wide = (each.transpose(0, 1).float()[None] for each in (q, k, v))
     return F.scaled_dot_product_attention(*wide, scale=scale)[0].transpose(0, 1).to(q.dtype)
+
+
+KERNELS = Kernels(
+    pack_linear=pack_linear,
+    linear=linear,
+    pack_norm=pack_norm,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_mul=silu_mul,
+    gelu_tanh_mul=gelu_tanh_mul,
+    moe=moe,
+    rotary=rotary,
+    write_kv=write_kv,
+    copy_blocks=copy_blocks,
+    attention_inputs=attention_inputs,
+    attention=attention,
+    vision_attention=vision_attention,
+)
+"""The reference: what every other backend is compared with."""

@@ -8,12 +8,12 @@ Read next: load.py, which opens the folder.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from nva.host.cache_folder import cache_folder
+from nva.host.messages import say
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 GIVE = "give a checkpoint's folder or a hub id such as Qwen/Qwen3-0.6B"
@@ -70,8 +70,7 @@ def _find(model: str | os.PathLike[str]) -> Path:
 
 def demo_folder() -> Path:
     """Where scripts/demo_model.py puts the demo model."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nva" / DEMO_MODEL
+    return cache_folder() / DEMO_MODEL
 
 
 def _demo() -> Path:
@@ -80,7 +79,7 @@ def _demo() -> Path:
         raise ValueError(
             f"no model named, and the demo model is not in {folder}; name one, or run `make demo`"
         )
-    log.info("no model named, using the demo model %s", folder.name)
+    say(f"no model named, using the demo model {folder.name}")
     return folder
 
 

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from typing import Any, TypedDict
 
 import attrs
 from attrs.validators import optional
 
 from nva.kernels import GRAPHS
-from nva.state.checks import LARGEST_INT32, as_python, flag, is_number, knows_names, whole
+from nva.state.checks import (
+    LARGEST_INT32,
+    as_python,
+    described,
+    flag,
+    is_number,
+    knows_names,
+    whole,
+)
 from nva.state.policy import POLICIES, Policy
 
 OTHER_NAMES = {
@@ -98,6 +105,7 @@ class LoadOptions(TypedDict, total=False):
     seed: int
 
 
+@described
 @knows_names("load()", OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class Options:
@@ -157,19 +165,6 @@ class Options:
             raise ValueError(
                 f"enforce_eager never compiles, but graph is {self.graph!r}; give one of them"
             )
-
-
-def _with_fields(record: type) -> str:
-    """A record's docstring, and below it what each field means and its default."""
-    lines = [record.__doc__ or "", ""]
-    for field in attrs.fields(record):
-        note = "" if field.default is None else f" ({field.default})"
-        text = f"{field.name}: {field.metadata['help']}{note}."
-        lines += textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="        ")
-    return "\n".join(lines)
-
-
-Options.__doc__ = _with_fields(Options)
 
 
 def policy_of(options: Options) -> Policy:

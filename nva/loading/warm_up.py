@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from nva.forward import KV, Forward, empty_kv, make_forward
-from nva.kernels import Kernels
+from nva.kernels import Device
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.state.limits import Limits, blocks_for
@@ -81,17 +81,18 @@ def warm_up(forward: Forward, params: Params, kv: KV, limits: Limits) -> KV:
 def run_largest(
     spec: ModelSpec,
     limits: Limits,
-    kernels: Kernels,
+    device: Device,
     params: Params,
     dtype: torch.dtype,
-    device: torch.device,
     largest: Image | None = None,
 ) -> None:
-    """Run the largest step, with the largest image if the model sees, and a cache just large
-    enough, so that memory free afterwards is free for the cache."""
-    n_tokens, n_rows = limits.max_batched_tokens, min(limits.max_rows, limits.max_batched_tokens)
+    """Run the largest step, with the largest image if the model sees, operator by operator, and a
+    cache just large enough, so that memory free afterwards is free for the cache."""
+    n_tokens = limits.max_batched_tokens
+    n_rows = min(limits.max_rows, n_tokens)
     limits = attrs.evolve(limits, n_blocks=blocks_for(n_tokens, limits.block_size))
-    forward = make_forward(spec, limits, kernels, device)
+    device = attrs.evolve(device, kernels=device.measured_with or device.kernels)
+    forward = make_forward(spec, limits, device, enforce_eager=True)
     batch = filled_batch(limits, n_tokens, n_rows)
     if largest:
         span = ImageSpan(image=largest, first=0, packed=0, count=min(n_tokens, largest.n_tokens))

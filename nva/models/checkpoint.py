@@ -18,7 +18,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from nva.kernels import Kernels, reference
+from nva.kernels import Kernels
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models.files import Files, open_tensors, read_json, read_tensor, some_names, unmap
 from nva.models.params import (
     Param,
@@ -93,7 +94,7 @@ def load_checkpoint(
     folder: str | Path,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> tuple[Checkpoint, Params]:
     """open_checkpoint and load_params in one."""
     checkpoint = open_checkpoint(folder)
@@ -104,7 +105,7 @@ def load_params(
     checkpoint: Checkpoint,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
 ) -> Params:
     """The parameters, in one dtype on one device, and in the form that the kernels want.
 

@@ -63,7 +63,7 @@ class Config:
         self, name: str, default: Any = REQUIRED, at_least: int = 1, at_most: int = LARGEST_INT32
     ) -> int:
         """A whole number in [at_least, at_most]; 64.0 is taken for 64."""
-        value = self._given(name, default)
+        value: Any = self._given(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not is_whole(value) or value < at_least:

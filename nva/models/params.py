@@ -19,7 +19,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from nva.kernels import Kernels, reference
+from nva.kernels import Kernels
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models.spec import ExpertSpec, ModelSpec, VisionSpec
 
 Params = dict[str, Any]
@@ -243,7 +244,7 @@ def random_params(
     spec: ModelSpec,
     dtype: torch.dtype,
     generator: torch.Generator,
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
     std: float = 0.02,
 ) -> Params:
     """Parameters drawn from a normal distribution (weights of norms are 1), on the generator's

@@ -26,7 +26,6 @@ def read_rope(config: Config, head_dim: int, layer_kind: str) -> RopeSpec:
     place, settings = _rope_settings(config, layer_kind)
     where = config.path + place
     kind = settings.pop("rope_type", "default")
-    settings.pop("type", None)  # some configs name the kind twice
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
             f"config.json: in {where}, rope type {kind!r:.80} is not known; known are "
@@ -122,8 +121,12 @@ def merged_ropes(config: Config, new: Mapping[str, Any], old: Mapping[str, Any])
     other."""
     new, old = present(new), present(old)
     for each in (new, old):
-        if "type" in each:
-            each.setdefault("rope_type", each.pop("type"))
+        kind = each.pop("type", None)
+        if kind is not None and each.setdefault("rope_type", kind) != kind:
+            raise ValueError(
+                f"config.json has a rope with {config.path}rope_type {each['rope_type']!r:.80} and "
+                f"type {kind!r:.80}, in rope_parameters or rope_scaling; remove one"
+            )
     for name in new.keys() & old.keys():
         if new[name] != old[name]:
             raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -109,6 +110,20 @@ def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]],
         return record
 
     return decorate
+
+
+def described(record: type[R]) -> type[R]:
+    """Append a line "name: meaning (default)." to a record's docstring for every field whose
+    metadata has a "help" text, so that help(), editors and the command line all show that text."""
+    lines = [inspect.cleandoc(record.__doc__ or ""), ""]
+    for field in attrs.fields(cast(Any, record)):
+        if "help" in field.metadata:
+            is_shown = isinstance(field.default, (bool, int, float, str))
+            note = f" ({field.default})" if is_shown else ""
+            text = f"{field.name}: {field.metadata['help']}{note}."
+            lines += textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="        ")
+    record.__doc__ = "\n".join(lines)
+    return record
 
 
 def takes_fields_of(record: type) -> Callable[[F], F]:

@@ -52,6 +52,7 @@ class EngineState:
     waiting: tuple[Waiting, ...]  # ascending order
     rows: Rows
     blocks: Blocks
+    sampler_state: Any = None  # what a loop.Sampler remembers, None before its first step
 
 
 def empty(limits: Limits, policy: Policy = first_come_first_served, seed: int = 0) -> EngineState:

@@ -6,8 +6,8 @@ images.py, which import under it."""
 
 from __future__ import annotations
 
-import threading
+from nva.host.forks import lock_across_forks
 
-IMPORTS = threading.RLock()
+IMPORTS = lock_across_forks()
 """Held by whoever imports from transformers, and while it loads a tokenizer or a processor, which
 imports more of it."""

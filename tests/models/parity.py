@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import attrs
 import numpy as np
@@ -15,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import reference
+from nva.kernels import Device
+from nva.kernels.cpu.device import PLAIN
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
 from nva.state.limits import Limits
@@ -47,13 +46,13 @@ class Subject:
     rows: list[np.ndarray]
     expected: list[Tensor]
     media: list[Media | None] | None = None  # of the rows, for a model that sees
-    kernels: Any = reference
+    device: Device = PLAIN
 
 
-def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
+def subject(case: Case, folder: Path, device: Device = PLAIN) -> Subject:
     """Build a case's checkpoint, load it with ours, run it with theirs."""
     model = build(case, folder)
-    checkpoint, params = load_checkpoint(folder, kernels=kernels)
+    checkpoint, params = load_checkpoint(folder, kernels=device.kernels)
     limits = attrs.evolve(LIMITS, max_model_len=case.max_model_len)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, limits.vocab_size, length) for length in case.lengths]
@@ -64,7 +63,7 @@ def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
         limits=limits,
         rows=rows,
         expected=expected,
-        kernels=kernels,
+        device=device,
     )
 
 
@@ -86,7 +85,7 @@ def deviation(subject: Subject, chunk: int) -> float:
 
 def compute(subject: Subject, chunk: int) -> list[Tensor]:
     """Our logits [n, vocab] of every row."""
-    forward = make_forward(subject.spec, subject.limits, subject.kernels)
+    forward = make_forward(subject.spec, subject.limits, subject.device)
     kv = poisoned_kv(subject.spec)
     logits: list[list[Tensor]] = [[] for _ in subject.rows]
     for batch, parts in batches(subject.rows, chunk, media=subject.media):
@@ -210,10 +209,3 @@ def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarra
         for (name, array), part in zip(arrays.items(), parts, strict=True)
     }
     return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_logits, **views)
-
-
-def mutated(kernels: ModuleType, **functions: Any) -> Any:
-    """The kernels with some functions replaced."""
-    changed = ModuleType("mutated")
-    changed.__dict__.update({**vars(kernels), **functions})
-    return changed

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nva.kernels import reference
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, open_checkpoint, random_params
 from nva.models.checkpoint import resolve_dtype
 from nva.models.files import INDEX, SINGLE
@@ -300,7 +300,7 @@ def test_dtypes(single: Path) -> None:
 
 
 def test_linear_weights_are_packed_once_each_and_nothing_else(
-    single: Path, monkeypatch: pytest.MonkeyPatch
+    single: Path,
 ) -> None:
     packed: list[torch.Tensor] = []
 
@@ -308,8 +308,8 @@ def test_linear_weights_are_packed_once_each_and_nothing_else(
         packed.append(weight)
         return weight
 
-    monkeypatch.setattr(reference, "pack_linear", pack)
-    checkpoint, params = load_checkpoint(single)
+    kernels = attrs.evolve(REFERENCE, pack_linear=pack)
+    checkpoint, params = load_checkpoint(single, kernels=kernels)
     assert len(packed) == 4 * checkpoint.spec.n_layers + 1
     expected = [
         value
@@ -323,17 +323,15 @@ def test_linear_weights_are_packed_once_each_and_nothing_else(
 
 
 def test_norms_are_packed_once_each_and_told_their_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(
-        reference, "pack_norm", lambda weight, unit_offset: weight.float() + unit_offset
+    adding = attrs.evolve(
+        REFERENCE, pack_norm=lambda weight, unit_offset: weight.float() + unit_offset
     )
     for name, offset in (("qwen3", 0), ("gemma3", 1)):
         build(CASES[name], tmp_path / name)
-        _, packed = load_checkpoint(tmp_path / name)
-        with monkeypatch.context() as undone:
-            undone.setattr(reference, "pack_norm", lambda weight, unit_offset: weight)
-            _, plain = load_checkpoint(tmp_path / name)
+        _, packed = load_checkpoint(tmp_path / name, kernels=adding)
+        _, plain = load_checkpoint(tmp_path / name)
         for one, other in zip([packed, *packed["layers"]], [plain, *plain["layers"]], strict=True):
             for key in (key for key in one if key != "layers"):
                 torch.testing.assert_close(

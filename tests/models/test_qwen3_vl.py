@@ -20,7 +20,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from nva.kernels import reference
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, random_params
 from nva.models.files import SINGLE
 from nva.models.registry import read_model
@@ -313,7 +313,7 @@ def test_the_tower_in_half_types_differs_by_rounding(subject: Subject, dtype: to
     narrow = torch.utils._pytree.tree_map(lambda tensor: tensor.to(dtype), params)
     seen = picture(np.random.default_rng(0), 3, 2)
     whole, half = (
-        encode_image(subject.spec.vision, reference, each, seen, torch.device("cpu"))
+        encode_image(subject.spec.vision, REFERENCE, each, seen, torch.device("cpu"))
         for each in (params, narrow)
     )
     assert half.dtype == dtype

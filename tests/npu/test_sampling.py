@@ -8,7 +8,7 @@ import torch
 
 from nva.kernels.npu import sampling
 from nva.state.request import SAMPLING
-from nva.steps.sample import filter_gaps
+from nva.steps.filters import filter_gaps
 from tests.npu import emulation
 
 assert emulation.OPERATORS, "importing it gives the operators their CPU meaning"

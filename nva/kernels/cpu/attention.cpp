@@ -4,6 +4,7 @@
 #include "decode.h"
 #include "prefill.h"
 
+constexpr int64_t FEW_WRITES = 1 << 10;  // numbers that one thread writes before others could have started
 constexpr int64_t FEW_QUERIES = 3;  // up to which reading the cache again for each costs less than packing it
 
 template <typename T>
@@ -43,12 +44,11 @@ static void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride,
             for (int64_t i = 0; i < n_pairs; i++) visit(key.at + i * key.step, head * n_pairs + i);
         }
     };
-#pragma omp parallel for schedule(static) if (n_tokens * size > 1 << 10)
-    for (int64_t t = 0; t < n_tokens; t++) {
+    parallel_each(n_tokens, std::max<int64_t>(FEW_WRITES / size, 1), [&](int64_t t) {
         if (t + 1 < n_tokens) each_pair(t + 1, [](T* at, int64_t) { __builtin_prefetch(at, 1, 2); });
         each_pair(t, [&](T* at, int64_t i) { std::memcpy(at, k + t * k_stride + i * PAIR<T>, 4); });
         std::memcpy((T*)cache.v + slots[t] * size, v + t * v_stride, size * sizeof(T));
-    }
+    });
 }
 
 #define EXPORT(T, name)                                                                                               \

@@ -235,6 +235,8 @@ void merge(const float* states, int64_t step, int64_t n, const float* sink, int6
     }
 }
 
+constexpr int64_t PARTS_PER_MERGE = 8;
+
 template <typename T>
 void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& rows, const std::vector<Part>& parts,
                    T* out) {
@@ -243,21 +245,16 @@ void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& ro
     States states{memory.data(), n_heads, stride};
     std::vector<Part> sorted = parts;
     std::vector<Unit> units = units_of(bundled(sorted, rows, cache.block_size), cache.n_heads);
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < (int64_t)units.size(); i++) {
-            Work<T> work{queries, cache, rows, states, units[i].head, units[i].head_end};
-            attend_bundle(work, &sorted[units[i].bundle.first], units[i].bundle);
-        }
-#pragma omp for schedule(static)
-        for (int64_t p = 0; p < n_parts; p++) {
-            if (p && parts[p - 1].token == parts[p].token) continue;
-            int64_t n = 1;
-            while (p + n < n_parts && parts[p + n].token == parts[p].token) n++;
-            for (int64_t h = 0; h < n_heads; h++)
-                merge(states.of(parts[p], h), n_heads * stride, n, queries.sinks ? queries.sinks + h : nullptr, cache.D,
-                      out + (parts[p].token * n_heads + h) * cache.D);
-        }
-    }
+    parallel_each(units.size(), 1, [&](int64_t i) {
+        Work<T> work{queries, cache, rows, states, units[i].head, units[i].head_end};
+        attend_bundle(work, &sorted[units[i].bundle.first], units[i].bundle);
+    });
+    parallel_each(n_parts, PARTS_PER_MERGE, [&](int64_t p) {
+        if (p && parts[p - 1].token == parts[p].token) return;
+        int64_t n = 1;
+        while (p + n < n_parts && parts[p + n].token == parts[p].token) n++;
+        for (int64_t h = 0; h < n_heads; h++)
+            merge(states.of(parts[p], h), n_heads * stride, n, queries.sinks ? queries.sinks + h : nullptr, cache.D,
+                  out + (parts[p].token * n_heads + h) * cache.D);
+    });
 }

@@ -57,7 +57,7 @@ struct Unit {
 
 // Units of work, large ones first. A bundle is split by heads; so is everything if there is little of it.
 inline std::vector<Unit> units_of(const std::vector<Bundle>& bundles, int64_t n_heads) {
-    int64_t few = std::min(n_heads, ceil_div(UNITS_PER_THREAD * most_threads(), bundles.size()));
+    int64_t few = std::min(n_heads, ceil_div(UNITS_PER_THREAD * n_threads(), bundles.size()));
     std::vector<Unit> units;
     for (const Bundle& bundle : bundles)
         for (int64_t i = 0, n = bundle.n > 1 ? n_heads : few; i < n; i++)

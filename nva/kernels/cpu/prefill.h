@@ -154,25 +154,24 @@ void attend_together(const Queries<T>& queries, const Cache& cache, const Rows& 
     std::vector<int64_t> chunk_of;
     for (int64_t c = 0; c < (int64_t)chunks.size(); c++) chunk_of.insert(chunk_of.end(), chunks[c].n_tiles, c);
     T* packed = (T*)std::aligned_alloc(64, ceil_div(n_heads * head_bytes, 64) * 64);
-#pragma omp parallel
-    {
-        Workspace<T> work(n_tokens * n_shared, cache.D);
-        for (int64_t head = 0; head < cache.n_heads; head += n_heads) {
-            int64_t n = std::min(n_heads, cache.n_heads - head);
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < n * n_tiles; i++) {
-                const Chunk& chunk = chunks[chunk_of[i % n_tiles]];
-                pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles,
-                          packed + i * shape.size);
-            }
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < n * n_spans; i++) {
+    std::vector<std::unique_ptr<Workspace<T>>> workspaces(n_threads());
+    for (int64_t head = 0; head < cache.n_heads; head += n_heads) {
+        int64_t n = std::min(n_heads, cache.n_heads - head);
+        parallel_each(n * n_tiles, 1, [&](int64_t i) {
+            const Chunk& chunk = chunks[chunk_of[i % n_tiles]];
+            pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles,
+                      packed + i * shape.size);
+        });
+        parallel(n * n_spans, 1, [&](int64_t i, int64_t end, int thread) {
+            auto& work = workspaces[thread];
+            if (!work) work = std::make_unique<Workspace<T>>(n_tokens * n_shared, cache.D);
+            for (; i < end; i++) {
                 const Span& span = spans[i / n];
                 const Chunk& chunk = chunks[span.chunk];
                 attend_queries(queries, cache.n_heads, cache.D, chunk, span.start, span.end, head + i % n,
-                               packed + (i % n * n_tiles + chunk.tiles_before) * shape.size, work, out);
+                               packed + (i % n * n_tiles + chunk.tiles_before) * shape.size, *work, out);
             }
-        }
+        });
     }
     std::free(packed);
 }
