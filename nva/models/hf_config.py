@@ -77,8 +77,9 @@ class Config:
         something."""
         if name not in self:
             return self[name]  # raises
-        value = self.get(name, 0)
-        return None if is_number(value) and value == 0 or value is False else self.size(name)
+        value = self.get(name, False)
+        is_zero = is_number(value) and value == 0
+        return None if is_zero or value is False else self.size(name)
 
     def number(self, name: str, default: Any = REQUIRED) -> Any:
         """A finite number above 0; the default may be None."""
@@ -117,9 +118,8 @@ class Config:
     def names(self, name: str, default: Any = REQUIRED) -> tuple[str, ...]:
         """A list of words."""
         value = self._given(name, default)
-        if not isinstance(value, (list, tuple)):
-            self.refuse(name, "a list of names")
-        if not all(isinstance(each, str) for each in value):
+        is_list = isinstance(value, (list, tuple))
+        if not is_list or not all(isinstance(each, str) for each in value):
             self.refuse(name, "a list of names")
         return tuple(value)
 
