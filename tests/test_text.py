@@ -3,7 +3,6 @@ that never leak."""
 
 import itertools
 import json
-import logging
 import re
 
 import attrs

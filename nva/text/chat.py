@@ -98,19 +98,19 @@ def _apply(
 ) -> str:
     """The template's text, cut where its last message is to go on.
 
-    The cut is found by a mark at the message's end. A blank after the mark tells whether the
-    template trims messages, and with that the blanks that the mark kept from it."""
+    The cut is found by a mark at the message's end. The blanks behind the mark are gone where the
+    template trims messages: then those before it, which the mark kept, are cut too."""
     options = dict(options)
     if not options.pop("continue_final_message"):
         return tokenizer.apply_chat_template(list(messages), **options, tokenize=False)
-    mark = secrets.token_hex(16)
+    mark, blanks = secrets.token_hex(16), " \n\t \n"
     last = messages[-1]["content"]
-    marked = {**messages[-1], "content": f"{last}{mark} "}
+    marked = {**messages[-1], "content": last + mark + blanks}
     text = tokenizer.apply_chat_template([*messages[:-1], marked], **options, tokenize=False)
     before, found, after = text.rpartition(mark)
     if not found or last.strip() not in before:
         raise ValueError("it leaves out parts of the last message, which is to be continued")
-    return before if after.startswith(" ") else before.rstrip()
+    return before if after.startswith(blanks) else before.rstrip()
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
