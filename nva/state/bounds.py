@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from nva.state.columns import Bool, Int
+from nva.state.columns import Int
 from nva.state.plan import Batch
 
 _ADVICE = "give a batch the cache that its state's limits describe: empty_kv(spec, limits, ...)"
@@ -67,7 +67,8 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
             f"{bounds.block_size} tokens; {_ADVICE}"
         )
     if batch.block_tables.view(np.uint32).max() >= bounds.n_ids:
-        is_used: Bool = np.arange(width) < n_blocks[:, None]
+        columns: Int = np.arange(width, dtype=np.int32)
+        is_used = columns < n_blocks[:, None]
         _check_range("block_tables", batch.block_tables[is_used], bounds.n_ids, of_cache)
 
 
