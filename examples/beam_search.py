@@ -23,7 +23,7 @@ from nva.state.limits import blocks_for
 from nva.state.plan import Plan, Sampled
 from nva.state.request import request
 from nva.state.rows import Rows, token_ids
-from nva.steps.allocate import fork, vacate
+from nva.steps.allocate import duplicate, vacate
 from nva.steps.apply import abort
 from nva.steps.commit import commit
 from nva.steps.pack import pack
@@ -187,13 +187,15 @@ def reorder(state: EngineState, plan: Plan, parents: Sequence[int]) -> tuple[Eng
     state = vacate(state, [row for row in sampling if row not in parents])
     children: list[int] = []
     for parent in parents:
-        state, (child,) = fork(state, parent) if parent in children else (state, [parent])
+        state, (child,) = duplicate(state, parent) if parent in children else (state, [parent])
         children.append(child)
     return state, attrs.evolve(
         plan,
         sample_rows=np.array(children, np.int32),
         sample_sources=plan.sample_sources[[sampling.index(parent) for parent in parents]],
         sample_arrivals=state.rows.arrival[children],
+        sample_numbers=state.rows.sample[children],
+        sample_positions=state.rows.n_known[children],
     )
 
 

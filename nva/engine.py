@@ -196,8 +196,8 @@ def _go_back(engine: Engine) -> None:
     if "pack" in seen:  # the forward may have written
         plan, batch = seen["schedule"][1], seen["pack"][0]
         state = engine.steps.withdraw(state, plan, batch)
-    if "caches" in seen:  # the forward may have used their handle up
-        engine.kv = KV(seen["caches"])
+    if "kv" in seen:  # the forward may have used the handle up
+        engine.kv = KV(*seen["kv"])
     engine.state, engine.answers = state, before.answers
     engine.before = None
 
@@ -206,7 +206,7 @@ def _step(engine: Engine) -> Output:
     """The change that a step makes."""
     assert engine.before is not None
     seen = engine.before.seen
-    seen["caches"] = engine.kv.layers
+    seen["kv"] = engine.kv.layers, engine.kv.generation
 
     def remember(part: str, result: Any) -> Any:
         seen[part] = result
