@@ -370,3 +370,23 @@ asyncio.run(main())
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    program = """
+import asyncio, os, nva
+from tests.toy_engine import expected, toy_engine
+engine = toy_engine()
+async def text(prompt):
+    return [e async for e in nva.astream(engine, prompt, nva.SamplingParams(max_tokens=4))][-1].text
+assert asyncio.run(text("abc")) == expected("abc", 4)
+child = os.fork()
+if child == 0:
+    os._exit(0 if asyncio.run(text("cba")) == expected("cba", 4) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert asyncio.run(text("bca")) == expected("bca", 4)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
