@@ -13,6 +13,7 @@ static void pack(T* packed, const T* w, int64_t N, int64_t K) {
 
 template <typename T>
 static void linear(const T* x, const T* panels, const T* bias, T* out, int64_t M, int64_t N, int64_t K) {
+    if (M == 0) return;
     int64_t n_blocks = ceil_div(M, rows_at_once<T>(K)), n_panels = ceil_div(N, WIDTH);
     // An item is a (block, panel): panels split the work of a decode step, blocks that of a prompt.
     parallel(n_blocks * n_panels, panels_at_once<T>(M / n_blocks, K), [&](int64_t at, int64_t end, int) {
