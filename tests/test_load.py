@@ -67,7 +67,7 @@ REFUSED = [
     ),
     (
         {"n_blocks": 2**26},
-        "a cache of 67108864 blocks don't fit .*; lower max_rows, max_model_len, or n_blocks",
+        "a cache of 67108864 blocks .* don't fit .*; lower max_rows, max_model_len, or n_blocks",
     ),
     ({"block_size": 2**31}, "block_size is 2147483648; give a whole number in"),
 ]
