@@ -138,7 +138,7 @@ def _missing_weights(folder: Path) -> list[str]:
     """Of the shards that the index names, or of the one file where there is no index, those that
     are not there. Whether the index is right is judged where it is read, in models/checkpoint.py.
     """
-    from nva.models.checkpoint import INDEX, SINGLE
+    from nva.models.files import INDEX, SINGLE
 
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def check_files(folder: Path) -> None:
     """Open each file of a checkpoint that is there: one that can't be read must not pass for one
     that is missing. Raises OSError for a broken link, a folder, or a file without permission, and
     ValueError for a config that holds no JSON object."""
-    from nva.models.checkpoint import read_json
+    from nva.models.files import read_json
 
     names = [name for name in (*CONFIGS, *OLD_TOKENIZERS) if os.path.lexists(folder / name)]
     for name in names:

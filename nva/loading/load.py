@@ -63,6 +63,7 @@ def load(
     model: str | os.PathLike[str] | None = None,
     *,
     kernels: Kernels | Change | None = None,
+    steps: Steps | None = None,
     **options: Unpack[LoadOptions],
 ) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B", perhaps with "@" and a
@@ -71,13 +72,16 @@ def load(
     Without a name, the folder in the NVA_MODEL environment variable, else the demo model.
     `kernels` are yours in place of the device's, or a function that makes them of the device's:
     `kernels=lambda own: attrs.evolve(own, rotary=mine)`; they are compared with the reference
-    first, unless they say that they are approximate.
+    first, unless they say that they are approximate. `steps` are yours in place of nva's own:
+    `steps=nva.Steps(schedule=mine)`.
 
     What was decided is told in one line by the logger "nva", on stderr where logging is not
     configured. Raises ValueError for an unknown option, for a device that isn't here, for sizes
     that memory can't hold, and for a model that can't be found or read; DeviceError where the
     device, or your kernels, compute something else than the reference."""
     chosen = Options(**options)
+    if not isinstance(steps, (Steps, type(None))):
+        raise ValueError(f"steps is {steps!r:.80}; give nva.Steps(schedule=..., sample=..., ...)")
     folder = find_model(model)
     with _readable(folder):
         # 1. What costs little is read first, so that what can't be had is refused at once.
@@ -109,6 +113,7 @@ def load(
         tokenizer=tokenizer,
         reader=reader,
         defaults=defaults,
+        steps=steps,
     )
     say(_decided(checkpoint, limits, device, dtype, kernels is not None))
     return engine
@@ -125,6 +130,7 @@ def assemble(
     tokenizer: Tokenizer | None = None,
     reader: ImageReader | None = None,
     defaults: Mapping[str, Any] | None = None,
+    steps: Steps | None = None,
 ) -> Engine:
     """An Engine of parts that are there: a cache of limits.n_blocks is made, and every shape that
     the device compiles is compiled. Raises ValueError if memory can't hold the cache."""
@@ -133,14 +139,13 @@ def assemble(
     forward = make_forward(spec, limits, device, options.enforce_eager)
     kv, state = empty_engine(spec, limits, dtype, device, options)
     kv = warm_up(forward, params, kv, limits)
-    filter_ = device.make_filter_gaps(filter_gaps)
     eos_ids = checkpoint.eos_ids | _eos_ids(tokenizer)
     return Engine(
         name=checkpoint.folder.name,
         checkpoint=checkpoint,
         params=params,
         forward=forward,
-        steps=Steps(sample=functools.partial(sample, filter_=filter_)),
+        steps=_on_device(steps or Steps(), device),
         kv=kv,
         state=state,
         tokenizer=tokenizer,
@@ -149,6 +154,14 @@ def assemble(
         eos_ids=frozenset(id_ for id_ in eos_ids if id_ < spec.vocab_size),
         defaults=defaults or {},
     )
+
+
+def _on_device(steps: Steps, device: Device) -> Steps:
+    """The steps, nva's own sampler with the device's filter. A sampler of one's own is as it is."""
+    if steps.sample is not sample:
+        return steps
+    filter_ = device.make_filter_gaps(filter_gaps)
+    return attrs.evolve(steps, sample=functools.partial(sample, filter_=filter_))
 
 
 @contextmanager

@@ -73,7 +73,8 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
             f"{bounds.block_size} tokens; {_ADVICE}"
         )
     if batch.block_tables.view(np.uint32).max() >= bounds.n_ids:
-        is_used: Bool = np.arange(width) < n_blocks[:, None]
+        columns = np.arange(width, dtype=np.int32)
+        is_used: Bool = columns < n_blocks[:, None]
         _check_range("block_tables", batch.block_tables[is_used], bounds.n_ids, of_cache)
 
 
