@@ -290,7 +290,7 @@ def test_what_was_decided_is_said_once(copied: Path, caplog) -> None:
     with caplog.at_level("INFO", "nva"):
         nva.load(copied, device="cpu", dtype="float32", **SMALL)
     (line,) = [message for message in caplog.messages if message.startswith(copied.name)]
-    for part in ("on cpu", "float32", "threads", "16 blocks of 16 tokens", "4 rows", "64 tokens"):
+    for part in ("on cpu", "float32", " thread", "16 blocks of 16 tokens", "4 rows", "64 tokens"):
         assert part in line
     assert "\n" not in line
 
