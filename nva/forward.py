@@ -22,8 +22,9 @@ from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
 from nva.state.bounds import Bounds, check_batch
 from nva.state.columns import Int
+from nva.state.generation import COLD, check_generation
 from nva.state.limits import Limits
-from nva.state.plan import Batch
+from nva.state.plan import BATCH_ARRAYS, Batch
 
 
 @attrs.define(eq=False)
@@ -31,6 +32,7 @@ class KV:
     """A single-use handle on the keys and values of all layers, as a donated buffer is in JAX."""
 
     _layers: tuple[Cache, ...] | None
+    generation: bytes = COLD  # what was written to the caches, see state/generation.py
 
     @property
     def layers(self) -> tuple[Cache, ...]:
@@ -44,9 +46,10 @@ class KV:
             )
         return self._layers
 
-    def renew(self) -> KV:
-        """The handle for the next forward; this one is used up."""
-        fresh, self._layers = KV(self.layers), None
+    def renew(self, generation: bytes = COLD) -> KV:
+        """The handle for the next forward, of this generation; this one is used up."""
+        fresh = KV(self.layers, generation)
+        self._layers = None
         return fresh
 
 
@@ -85,6 +88,7 @@ def make_forward(
     def forward(params: Params, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         caches = kv.layers
         check_caches(caches, spec, params)
+        check_generation(batch.before, kv.generation)
         n_ids, block_size, _, _ = caches[0][0].shape
         bounds = Bounds(
             n_ids=n_ids,
@@ -94,7 +98,7 @@ def make_forward(
             position_axes=3 if spec.rope_axes else 1,
         )
         check_batch(batch, bounds)
-        on_host = {name: getattr(batch, name) for name in _ARRAYS}
+        on_host = {name: getattr(batch, name) for name in BATCH_ARRAYS}
         arrays = _to_device(batch.buffer, on_host, device)
         for cache in caches if len(batch.copies) else ():
             kernels.copy_blocks(*cache, arrays["copies"])
@@ -115,7 +119,7 @@ def make_forward(
             features, is_image = spread(params["vision"], batch)
             inputs = attrs.evolve(inputs, features=features, is_image=is_image)
         logits = compute(params, caches, inputs)
-        return logits, kv.renew()
+        return logits, kv.renew(batch.after)
 
     return forward
 
@@ -176,8 +180,6 @@ def make_encode(spec: VisionSpec, kernels: Kernels, where: torch.device) -> Any:
     return encode
 
 
-_NO_ARRAYS = ("buffer", "n_tokens", "n_rows", "n_logits", "images")
-_ARRAYS = tuple(name for name in attrs.fields_dict(Batch) if name not in _NO_ARRAYS)
 _LAYOUT = tuple(attrs.fields_dict(Layout))
 
 

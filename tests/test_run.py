@@ -416,7 +416,7 @@ def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) ->
     forward = engine.forward
 
     def failing(params, kv, batch):
-        forward(params, KV(kv.layers), batch)
+        forward(params, KV(kv.layers, kv.generation), batch)
         raise RuntimeError("too late")
 
     monkeypatch.setattr(engine, "forward", failing)

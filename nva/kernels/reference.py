@@ -24,6 +24,10 @@ _GROUP_BYTES = 2 << 20
 _SCORE_BYTES = 4 << 20
 """Attention scores held at a time."""
 
+_VISION_QUERIES = 512
+_VISION_SCORE_BYTES = 64 << 20
+"""Patches that are queries at a time, and their scores, where torch holds scores at all."""
+
 
 def pack_linear(weight: Tensor) -> Tensor:
     """The weight itself."""
@@ -302,9 +306,23 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | No
 
 
 def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q, k, v [P, N, D] -> [P, N, D]."""
-    wide = (each.transpose(0, 1).float()[None] for each in (q, k, v))
-    return F.scaled_dot_product_attention(*wide, scale=scale)[0].transpose(0, 1).to(q.dtype)
+    """q, k, v [P, N, D] -> [P, N, D]: some heads at a time, and some queries of theirs.
+
+    With a batch dimension torch takes a kernel that never holds the P x P scores (Dao et al. 2022,
+    FlashAttention), where it has one for the device and the sizes. Where it has none, the scores of
+    one call are still bounded."""
+    n_patches, n_heads, _ = q.shape
+    n_together = max(1, _VISION_SCORE_BYTES // (4 * min(_VISION_QUERIES, n_patches) * n_patches))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for start in range(0, n_heads, n_together):
+        heads = slice(start, start + n_together)
+        keys, values = (each[:, heads].transpose(0, 1)[None].float() for each in (k, v))
+        for first in range(0, n_patches, _VISION_QUERIES):
+            part = slice(first, first + _VISION_QUERIES)
+            queries = q[part, heads].transpose(0, 1)[None].float()
+            found = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+            out[part, heads] = found[0].transpose(0, 1).to(q.dtype)
+    return out
 
 
 KERNELS = Kernels(

@@ -161,7 +161,8 @@ def _weights(spec: ModelSpec, side: Device, dtype: torch.dtype) -> Params:
     """The same random weights on every device."""
     generator = torch.Generator().manual_seed(0)
     params = random_params(spec, dtype, generator, side.kernels, std=0.2)
-    return torch.utils._pytree.tree_map(lambda tensor: tensor.to(side.where), params)
+    move = lambda tensor: tensor.to(side.where)  # noqa: E731 - packed weights hold sizes too
+    return torch.utils._pytree.tree_map_only(torch.Tensor, move, params)
 
 
 def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:

@@ -19,11 +19,12 @@ import torch
 
 from nva.engine import Engine
 from nva.forward import make_forward
+from nva.host.cores import cpu_quota
 from nva.host.messages import say
 from nva.kernels import Change, Device, Kernels, backend, reference, with_kernels
 from nva.loading.check import self_check
 from nva.loading.defaults import read_defaults
-from nva.loading.find import find_model
+from nva.loading.find import check_files, find_model
 from nva.loading.options import LoadOptions, Options
 from nva.loading.sizes import (
     block_bytes,
@@ -36,7 +37,13 @@ from nva.loading.sizes import (
 )
 from nva.loading.warm_up import run_largest, warm_up
 from nva.loop import Steps
-from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
+from nva.models.checkpoint import (
+    Checkpoint,
+    load_params,
+    open_checkpoint,
+    read_json,
+    resolve_dtype,
+)
 from nva.models.params import Params
 from nva.state.checks import takes_fields_of
 from nva.state.limits import Limits
@@ -78,13 +85,15 @@ def load(
     folder = find_model(model)
     with _readable(folder):
         # 1. What costs little is read first, so that what can't be had is refused at once.
+        check_files(folder)
         checkpoint = open_checkpoint(folder)
         defaults = read_defaults(checkpoint.generation_config)
         device = _device(chosen, checkpoint, kernels)
         dtype = _dtype(chosen, checkpoint, device)
         limits = limits_of(checkpoint.spec, chosen, device, dtype)
         check_memory(checkpoint.spec, limits, dtype, device, with_weights=True)
-        tokenizer, reader = load_tokenizer(folder), _reader(checkpoint)
+        tokenizer = _tokenizer(folder)
+        reader = _reader(checkpoint)
 
         # 2. The weights, once the device is known to compute what the reference does.
         self_check(checkpoint.spec, device, dtype)
@@ -181,6 +190,15 @@ def _dtype(options: Options, checkpoint: Checkpoint, device: Device) -> torch.dt
     return dtype
 
 
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    try:
+        return load_tokenizer(folder)
+    except ValueError:
+        if (folder / "tokenizer.json").is_file():
+            read_json(folder / "tokenizer.json")  # names the file, if that is what is wrong
+        raise
+
+
 def _reader(checkpoint: Checkpoint) -> ImageReader | None:
     """What reads images, for a model that sees."""
     spec = checkpoint.spec.vision
@@ -214,11 +232,15 @@ def _decided(
 ) -> str:
     """What serves, in one line."""
     spec = checkpoint.spec
-    kernels = "plain torch" if device.kernels is reference.KERNELS else "its kernels"
-    parts = ["your kernels" if has_own else kernels]
+    if has_own:
+        parts = ["your kernels"]
+    elif device.kernels is reference.KERNELS:
+        parts = ["plain torch"]
+    else:
+        parts = ["compiled kernels" if device.is_host else f"kernels of {device.name}"]
     if device.is_host:
-        capability = torch.backends.cpu.get_cpu_capability()
-        parts += [capability, f"{torch.get_num_threads()} threads"]
+        n_threads = min(torch.get_num_threads(), cpu_quota() or torch.get_num_threads())
+        parts += [torch.backends.cpu.get_cpu_capability(), f"{n_threads} threads"]
     cache = limits.n_blocks * block_bytes(spec, limits.block_size, dtype, device)
     return (
         f"{checkpoint.folder.name} on {device.where} ({', '.join(parts)}), weights of "

@@ -20,7 +20,8 @@ from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.state.limits import Limits, blocks_for
 from nva.state.media import Image
-from nva.state.plan import Batch, ImageSpan, no_copies
+from nva.state.plan import Batch, ImageSpan, batch_of, no_copies
+from nva.state.rows import NO_SOURCE
 
 
 def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
@@ -34,6 +35,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
     n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
     arrays = {
         "token_ids": np.zeros(n_tokens),
+        "token_source": np.full(n_tokens, NO_SOURCE),
         "positions": np.tile(
             np.arange(n_tokens) - np.repeat(ends, counts) + length, (limits.position_axes, 1)
         ),
@@ -44,13 +46,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
         "logit_index": np.maximum(ends - 1, 0),
         "copies": no_copies(),
     }
-    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
-    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
-    views = {
-        name: part.reshape(array.shape)
-        for part, (name, array) in zip(parts, arrays.items(), strict=True)
-    }
-    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows, **views)
+    return batch_of(arrays, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows)
 
 
 def shapes(limits: Limits) -> list[tuple[int, int]]:

@@ -42,6 +42,12 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
     _check_range("logit_index", batch.logit_index, len(batch.token_ids), "the batch's own tokens")
     _check_range("copies", batch.copies, bounds.n_ids, of_cache)
 
+    if batch.token_source.max() >= 0:
+        raise ValueError(
+            "this batch has tokens that only the device knows (token_source), which this forward "
+            "doesn't look up; give limits.lookahead = 0"
+        )
+
     # 2. Rows cover the tokens, and a row's context holds its queries.
     ends, lens = batch.query_ends, batch.context_lens
     n_queries = ends.copy()
@@ -67,7 +73,8 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
             f"{bounds.block_size} tokens; {_ADVICE}"
         )
     if batch.block_tables.view(np.uint32).max() >= bounds.n_ids:
-        is_used: Bool = np.arange(width) < n_blocks[:, None]
+        columns = np.arange(width, dtype=np.int32)
+        is_used: Bool = columns < n_blocks[:, None]
         _check_range("block_tables", batch.block_tables[is_used], bounds.n_ids, of_cache)
 
 

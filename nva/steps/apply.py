@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nva.state.columns import evolve
-from nva.state.engine import EngineState, Waiting
+from nva.state.engine import EngineState
 from nva.state.events import Abort, Arrive, Event, Fork, RequestId, Stop, Told
 from nva.state.request import Finished, FinishReason
 from nva.state.rows import request_of, running
+from nva.state.waiting import Waiting, waiting_of, without, without_entry
 from nva.steps.allocate import fork, vacate
 from nva.steps.commit import finished_row
 from nva.steps.submit import submit
@@ -44,8 +45,7 @@ def apply(state: EngineState, event: Event) -> tuple[EngineState, Told]:
 def abort(state: EngineState, ids: Collection[RequestId]) -> tuple[EngineState, list[Finished]]:
     """End all that waits or runs of these requests; ids that are not in flight are passed over."""
     # 1. What waits leaves the queue.
-    leaving = [entry for entry in state.waiting if entry.request.id in ids]
-    staying = tuple(entry for entry in state.waiting if entry.request.id not in ids)
+    staying, leaving = without(state.waiting, ids)
     finished = [
         _finished_entry(entry, sample)
         for entry in leaving
@@ -83,10 +83,10 @@ def stop(
     row = row_of(state, request_id, sample)
     if row is not None:
         return vacate(state, [row]), finished_row(state.rows, row, sample, "stop", text)
-    for entry in state.waiting:  # it may have been preempted
-        if (entry.request.id, entry.sample, entry.n_samples) == (request_id, sample, 1):
-            waiting = tuple(other for other in state.waiting if other is not entry)
-            return evolve(state, waiting=waiting), _finished_entry(entry, sample, "stop", text)
+    entry = waiting_of(state.waiting, request_id, sample)  # it may have been preempted
+    if entry is not None and entry.n_samples == 1:
+        waiting = without_entry(state.waiting, entry)
+        return evolve(state, waiting=waiting), _finished_entry(entry, sample, "stop", text)
     return state, None
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import attrs
 
-from nva.state.columns import Lookup, evolve
+from nva.state.columns import evolve
 from nva.state.events import RequestId, Stop
+from nva.state.lookup import Lookup
 from nva.state.plan import Output, TokenLogprobs
 from nva.state.request import Finished, FinishReason, Request
 from nva.text.detokenize import Detokenizer, TextStream, finish, read, text_stream

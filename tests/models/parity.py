@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,7 +20,7 @@ from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
 from nva.state.limits import Limits
 from nva.state.media import Media, positions_between
-from nva.state.plan import Batch, ImageSpan
+from nva.state.plan import BATCH_ARRAYS, Batch, ImageSpan, batch_of
 from tests.checkpoints import MAX_MODEL_LEN, Case, build
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
@@ -200,12 +201,8 @@ def with_media(batch: Batch, spans: dict[int, tuple[int, int]], media: list[Medi
     return attrs.evolve(made, images=tuple(images))
 
 
-def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarray) -> Batch:
-    """A Batch whose arrays are views of one buffer, in the order given."""
-    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
-    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
-    views = {
-        name: part.reshape(array.shape)
-        for (name, array), part in zip(arrays.items(), parts, strict=True)
-    }
-    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_logits, **views)
+def make_batch(**fields: Any) -> Batch:
+    """A Batch of these arrays, all of whose tokens the host knows."""
+    arrays = {name: fields.pop(name) for name in BATCH_ARRAYS if name in fields}
+    arrays["token_source"] = np.full(len(arrays["token_ids"]), -1)
+    return batch_of(arrays, **fields)

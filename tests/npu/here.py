@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import torch
 
-from nva.kernels.npu import devices
+from nva.kernels.npu import devices, ge
 
 EAGER, GE, ACLGRAPH = (
     attrs.evolve(device, where=torch.device("cpu"))
-    for device in (devices.EAGER, devices.GE, devices.ACLGRAPH)
+    for device in (devices.EAGER, ge.GE, devices.ACLGRAPH)
 )

@@ -98,7 +98,7 @@ def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device,
         out = whole(q, *args)
         return torch.where(torch.arange(len(q))[:, None, None] > 512, out.mean(0), out)
 
-    monkeypatch.setitem(devices.MODES, "eager", mutated(devices.EAGER, attention=forgetful))
+    monkeypatch.setattr(devices, "EAGER", mutated(devices.EAGER, attention=forgetful))
     with pytest.raises(nva.DeviceError, match="computes something else than the reference"):
         nva.load(str(demo_model), device="npu", dtype="bfloat16", graph="eager")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 
 import attrs
 
+from nva.host.messages import say
 from nva.kernels import Device
 from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
 
@@ -35,10 +35,22 @@ def choose(name: str, heads: Heads, graph: str) -> Device:
         )
     mode, reason = choose_mode(graph, probe(), heads)
     if graph == "auto":
-        print(f"nva: NPU graph mode {mode} ({reason})", file=sys.stderr)
-    found = importlib.import_module("nva.kernels.npu.devices").MODES[mode]
+        say(f"NPU graph mode {mode} ({reason})")
     seam = importlib.import_module("nva.kernels.npu.device")
-    return attrs.evolve(found, where=seam.place(name))
+    return attrs.evolve(_device(mode), where=seam.place(name))
+
+
+def _device(mode: str) -> Device:
+    """The device in this mode; others are not imported, as their compilers may be missing."""
+    module = importlib.import_module(_HOMES[mode])
+    return getattr(module, mode.upper())
+
+
+_HOMES = {
+    "eager": "nva.kernels.npu.devices",
+    "aclgraph": "nva.kernels.npu.devices",
+    "ge": "nva.kernels.npu.ge",
+}
 
 
 def probe() -> Installation:

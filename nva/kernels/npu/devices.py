@@ -1,8 +1,7 @@
-"""How an NPU is used, one record for each graph mode.
+"""How an NPU is used: operator by operator, and in ACL graphs. ge.py has the third mode.
 
 The law: the modes differ in how a forward is compiled and in the form of its lengths, and in
-nothing else. Read next: operators.py for the calls, ge.py for those of the graph engine, graph.py
-for how both are compiled."""
+nothing else. Read next: operators.py for the calls, graph.py for how they are compiled."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from nva.kernels import Device, no_buckets, plain_bytes, uncompiled
 from nva.kernels.npu import device as seam
-from nva.kernels.npu import ge, operators
-from nva.kernels.npu.graph import buckets, compiled_aclgraph, compiled_ge
+from nva.kernels.npu import operators
+from nva.kernels.npu.graph import buckets, compiled_aclgraph
 from nva.kernels.npu.sampling import make_filter_gaps
 
 _RESERVED = 2 << 30
@@ -48,14 +47,3 @@ EAGER = Device(
     is_host=False,
 )
 ACLGRAPH = attrs.evolve(EAGER, buckets=buckets, compiled=compiled_aclgraph)
-GE = attrs.evolve(
-    ACLGRAPH,
-    compiled=compiled_ge,
-    kernels=attrs.evolve(
-        operators.KERNELS,
-        write_kv=ge.write_kv,
-        attention_inputs=ge.attention_inputs,
-        attention=ge.attention,
-    ),
-)
-MODES = {"eager": EAGER, "ge": GE, "aclgraph": ACLGRAPH}

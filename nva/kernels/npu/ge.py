@@ -2,13 +2,17 @@
 every mix of lengths.
 
 The law: these functions only trace; the graph engine runs them. Read next: operators.py, where all
-others are; devices.py, which puts them together."""
+others are."""
 
 from __future__ import annotations
 
+import attrs
+import torchair
 from torch import Tensor
 
 from nva.kernels import Layout
+from nva.kernels.npu.devices import ACLGRAPH
+from nva.kernels.npu.graph import compiled_ge
 from nva.kernels.npu.operators import Lengths, attention_by, causal_mask, npu
 
 
@@ -30,8 +34,6 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """The attention of operators.py, by the operator that takes lengths as tensors."""
-    import torchair  # here, since the other modes do without it
-
     return attention_by(torchair.ops, q, k_cache, v_cache, inputs, scale, window, sinks)
 
 
@@ -39,3 +41,16 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """k, v [T, Nk, D] to slots [T], in place, by one operator. Its default cache_mode would mean
     another layout."""
     npu.npu_scatter_pa_kv_cache(k, v, k_cache, v_cache, slots, cache_mode="Norm")
+
+
+GE = attrs.evolve(
+    ACLGRAPH,
+    compiled=compiled_ge,
+    kernels=attrs.evolve(
+        ACLGRAPH.kernels,
+        write_kv=write_kv,
+        attention_inputs=attention_inputs,
+        attention=attention,
+    ),
+)
+"""An NPU whose forward the graph engine runs."""
