@@ -88,7 +88,7 @@ def served_beside_one_that_is_interrupted(interrupt) -> int:
     return was_interrupted
 
 
-@pytest.mark.parametrize("line", range(1, 700, 3))
+@pytest.mark.parametrize("line", range(1, 700, 7))
 def test_an_interrupt_at_any_line_of_reading_loses_nothing(line) -> None:
     """From the call for an event on: the arrival, the step, what it tells."""
     was_interrupted = served_beside_one_that_is_interrupted(lambda _: Interrupter(line).start())
@@ -96,7 +96,7 @@ def test_an_interrupt_at_any_line_of_reading_loses_nothing(line) -> None:
 
 
 @pytest.mark.parametrize("part", ["schedule", "pack", "forward", "sample", "commit"])
-@pytest.mark.parametrize("line", range(1, 140, 3))
+@pytest.mark.parametrize("line", range(1, 140, 9))
 def test_a_second_interrupt_while_the_first_is_taken_back_loses_nothing(part, line) -> None:
     def interrupt(engine):
         second = Interrupter(line)
@@ -113,7 +113,7 @@ def test_a_second_interrupt_while_the_first_is_taken_back_loses_nothing(part, li
     assert served_beside_one_that_is_interrupted(interrupt)
 
 
-@pytest.mark.parametrize("line", range(1, 400, 2))
+@pytest.mark.parametrize("line", range(1, 400, 5))
 def test_a_signal_handler_that_closes_a_stream_anywhere_ends_it(line) -> None:
     """Within an arrival, a step, a read, an abort of another stream: whatever this thread is at."""
     engine = toy_engine(SMALL)
