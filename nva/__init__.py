@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from nva.engine import Engine, step
     from nva.loading.load import load
     from nva.loading.options import Options
+    from nva.loop import Sampler, Steps
     from nva.models.registry import register
     from nva.run import astream, generate, run, stream
     from nva.state.engine import EngineState
@@ -47,7 +48,9 @@ __all__ = [
     "Policy",
     "Request",
     "Sample",
+    "Sampler",
     "SamplingParams",
+    "Steps",
     "TextDelta",
     "__version__",
     "astream",
@@ -70,7 +73,9 @@ _HOMES = {
     "Policy": "nva.state.policy",
     "Request": "nva.state.request",
     "Sample": "nva.text.answers",
+    "Sampler": "nva.loop",
     "SamplingParams": "nva.state.request",
+    "Steps": "nva.loop",
     "TextDelta": "nva.text.answers",
     "astream": "nva.run",
     "generate": "nva.run",

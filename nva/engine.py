@@ -14,6 +14,7 @@ Read next: loop.py, the step itself; streams.py, who calls for steps."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import threading
@@ -58,11 +59,7 @@ class Before:
     state: EngineState
     answers: Answers
     seen: dict[str, Any] = attrs.field(factory=dict[str, Any])
-    # ^ of a step: the caches, whose handle the forward uses up, and what its parts gave so far
-
-
-def _one_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="nva")
+    # ^ of a step: a copy of the KV handle, which the forward uses up, and what its parts gave
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
@@ -86,12 +83,14 @@ class Engine:
     answers: Answers = attrs.field(factory=Answers)  # to the requests in flight
     lock: Any = attrs.field(factory=lock_across_forks, init=False)
     changing: Any = attrs.field(factory=threading.Lock, init=False)
-    encoding: Any = attrs.field(factory=threading.Lock, init=False)  # held to use the tokenizer
+    encoding: Any = attrs.field(factory=lock_across_forks, init=False)  # held to use the tokenizer
     before: Before | None = attrs.field(default=None, init=False)  # of a change that hasn't ended
     posted: deque[tuple[Abort, int | None]] = attrs.field(
         factory=deque[tuple[Abort, "int | None"]], init=False
     )
-    thread: ThreadPoolExecutor = attrs.field(factory=_one_thread, init=False)  # of async streams
+    threads: dict[int, ThreadPoolExecutor] = attrs.field(
+        factory=dict[int, ThreadPoolExecutor], init=False
+    )  # one thread for async streams, by process
 
     def __repr__(self) -> str:
         rows, blocks = self.state.rows, self.state.blocks
@@ -157,6 +156,15 @@ def _abort_first(engine: Engine) -> None:
     _apply(engine, event)
 
 
+def thread_of(engine: Engine) -> ThreadPoolExecutor:
+    """The one thread that takes the steps of async streams. A forked child has its own, since
+    threads don't survive a fork."""
+    pid = os.getpid()
+    if pid not in engine.threads:
+        engine.threads.setdefault(pid, ThreadPoolExecutor(1, thread_name_prefix="nva"))
+    return engine.threads[pid]
+
+
 def _change(engine: Engine, change: Callable[[Engine], R]) -> R:
     """Make a change of the engine, and settle what was posted meanwhile."""
     try:
@@ -197,7 +205,7 @@ def _go_back(engine: Engine) -> None:
         plan, batch = seen["schedule"][1], seen["pack"][0]
         state = engine.steps.withdraw(state, plan, batch)
     if "kv" in seen:  # the forward may have used the handle up
-        engine.kv = KV(*seen["kv"])
+        engine.kv = seen["kv"]
     engine.state, engine.answers = state, before.answers
     engine.before = None
 
@@ -206,7 +214,7 @@ def _step(engine: Engine) -> Output:
     """The change that a step makes."""
     assert engine.before is not None
     seen = engine.before.seen
-    seen["kv"] = engine.kv.layers, engine.kv.generation
+    seen["kv"] = copy.copy(engine.kv)
 
     def remember(part: str, result: Any) -> Any:
         seen[part] = result

@@ -9,15 +9,17 @@ begins; loading/load.py, which makes the Engine."""
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from nva.engine import Engine
+from nva.kernels import Change, Kernels
 from nva.loading.load import load
 from nva.loading.options import LoadOptions, Options
+from nva.loop import Steps
 from nva.state.checks import takes_fields_of
 from nva.state.request import SamplingParams, request
 from nva.steps.submit import check_fits
@@ -37,12 +39,16 @@ Params = SamplingParams | Sequence[SamplingParams | None] | None
 def run(
     prompts: Prompts,
     params: Params = None,
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    kernels: Kernels | Change | None = None,
+    steps: Steps | None = None,
     **options: Unpack[LoadOptions],
 ) -> list[Completion]:
     """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate()
     and load()."""
-    return generate(load(model, **options), prompts, params)
+    engine = load(model, kernels=kernels, steps=steps, **options)
+    return generate(engine, prompts, params)
 
 
 def generate(

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import attrs
 
-from nva.engine import Engine, post, read, send, settle, step
+from nva.engine import Engine, post, read, send, settle, step, thread_of
 from nva.state.engine import is_busy
 from nva.state.events import Abort, Arrive
 from nva.text.answers import Completion, StreamEvent, Transcript
@@ -167,7 +167,7 @@ class AsyncStream(AsyncIterator[StreamEvent]):
                 # One thread serves all: who asks first has a step taken, the others find what it
                 # told them.
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self.engine.thread, stream.fetch)
+                await loop.run_in_executor(thread_of(self.engine), stream.fetch)
         except BaseException:  # cancelled, perhaps
             self.close()
             raise
@@ -192,7 +192,7 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         """close(), and wait until it is done."""
         self.close()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self.engine.thread, settle, self.engine)
+        await loop.run_in_executor(thread_of(self.engine), settle, self.engine)
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -217,4 +217,4 @@ class AsyncStream(AsyncIterator[StreamEvent]):
         """Settle in the thread of steps."""
         if self.engine.posted:
             with suppress(RuntimeError):  # at the interpreter's end no thread takes more work
-                self.engine.thread.submit(settle, self.engine)
+                thread_of(self.engine).submit(settle, self.engine)

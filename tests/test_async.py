@@ -370,3 +370,54 @@ asyncio.run(main())
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    program = """
+import asyncio, os, nva
+from tests.toy_engine import expected, toy_engine
+engine = toy_engine()
+async def text(prompt):
+    return [e async for e in nva.astream(engine, prompt, nva.SamplingParams(max_tokens=4))][-1].text
+assert asyncio.run(text("abc")) == expected("abc", 4)
+child = os.fork()
+if child == 0:
+    os._exit(0 if asyncio.run(text("cba")) == expected("cba", 4) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert asyncio.run(text("bca")) == expected("bca", 4)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fork_waits_for_locks_in_whatever_order_others_take_them() -> None:
+    """A prompt is encoded under one lock, and what its image needs imported under another."""
+    program = """
+import os, threading, time
+from nva.host import forks
+forks.survive_forks()
+locks = [forks.lock_across_forks() for _ in range(4)]
+holding = threading.Event()
+def hold(order):
+    with order[0]:
+        holding.set()
+        time.sleep(0.2)
+        with order[1], order[2], order[3]:
+            pass
+for order in (sorted(locks, key=id), sorted(locks, key=id)[::-1]):
+    holding.clear()
+    thread = threading.Thread(target=hold, args=(order,))
+    thread.start()
+    holding.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(lock.acquire(blocking=False) for lock in locks) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join(5)
+    assert not thread.is_alive()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

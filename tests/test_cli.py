@@ -70,7 +70,8 @@ def calls(monkeypatch):
 
 
 def test_every_field_has_a_flag():
-    assert set(flags.SAMPLING) | {"seed"} == {field.name for field in attrs.fields(SamplingParams)}
+    fields = {field.name for field in attrs.fields(SamplingParams)}
+    assert set(flags.SAMPLING) | {"seed", "tag"} == fields
     assert set(flags.LOADING) == {field.name for field in attrs.fields(Options)}
 
 

@@ -312,3 +312,13 @@ def test_without_any_model_it_is_said_how_to_get_one(no_hub, monkeypatch, tmp_pa
         ValueError, match="no model named, and the demo model is not in .*make demo"
     ):
         find_model(None)
+
+
+def test_a_place_that_can_not_be_looked_at_is_said(no_hub, monkeypatch) -> None:
+    def refuse() -> Path:
+        raise PermissionError("/tmp/nva-5 belongs to someone else")
+
+    monkeypatch.delenv("NVA_MODEL", raising=False)
+    monkeypatch.setattr(find, "cache_folder", refuse)
+    with pytest.raises(ValueError, match="no model named, and no demo model .* someone else"):
+        find_model(None)

@@ -1,8 +1,7 @@
-"""What nva asks of its machine: folders, messages, cores, OpenMP's settings and forks."""
+"""What nva asks of its machine: folders, cores, OpenMP's settings and forks."""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nva.host import cores, messages, openmp
+from nva.host import cores, openmp
 from nva.host.cache_folder import cache_folder, temporary_folder
 from nva.host.forks import lock_across_forks
-from nva.host.messages import say
 
 
 @pytest.fixture
@@ -62,28 +60,6 @@ def test_a_temporary_folder_that_others_may_write_to_is_refused(temporary: Path)
     folder.symlink_to(temporary / "elsewhere")
     with pytest.raises(PermissionError, match="belongs to someone else"):
         temporary_folder()
-
-
-def test_what_is_said_is_on_stderr_and_in_the_log(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "nva"):
-        say("compiling")
-        say("slow", logging.WARNING)
-    assert capsys.readouterr().err == "nva: compiling\nnva: slow\n"
-    assert [record.getMessage() for record in caplog.records] == ["compiling", "slow"]
-
-
-def test_an_application_s_own_handler_has_it_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[str] = []
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", lambda record: found.append(record.getMessage()))
-    monkeypatch.setattr(messages.LOGGER, "handlers", [handler])
-    say("slow", logging.WARNING)
-    assert found == ["slow"]
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

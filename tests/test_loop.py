@@ -12,6 +12,7 @@ from nva.state.engine import empty, is_busy
 from nva.state.events import Arrive
 from nva.state.plan import Sampled
 from nva.state.request import request
+from nva.state.waiting import queue_of
 from nva.steps.apply import apply
 from nva.steps.commit import commit
 from nva.steps.pack import pack
@@ -133,8 +134,8 @@ def test_a_scheduler_of_ones_own_is_served() -> None:
     order = []
 
     def newest_first(state):
-        last_first = tuple(
-            attrs.evolve(entry, rank=-float(entry.arrival)) for entry in state.waiting[::-1]
+        last_first = queue_of(
+            attrs.evolve(entry, rank=-float(entry.arrival)) for entry in state.waiting
         )
         return schedule(evolve(state, waiting=last_first))
 

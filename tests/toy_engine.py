@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 
+import attrs
+
 from nva.engine import Engine
 from nva.forward import KV
 from nva.loop import Steps
@@ -41,8 +43,9 @@ def toy_engine(limits: Limits = LIMITS, seconds: float = 0.0, **steps) -> Engine
 
     def forward(params, kv, batch):
         time.sleep(seconds)
-        logits, _ = toy(None, kv.layers, batch)
-        return logits, kv.renew()
+        held = attrs.evolve(kv.layers, generation=kv.generation)
+        logits, _ = toy(None, held, batch)
+        return logits, kv.renew(batch.after)
 
     return Engine(
         name="toy",

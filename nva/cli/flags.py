@@ -18,30 +18,13 @@ import attrs
 from nva.loading.options import OTHER_NAMES as LOADING_NAMES
 from nva.loading.options import Options
 from nva.state.policy import Policy
-from nva.state.request import DEFAULTS
+from nva.state.request import DEFAULTS, SamplingParams
 from nva.state.request import OTHER_NAMES as SAMPLING_NAMES
 
 SAMPLING = {
-    "max_tokens": "tokens of the answer at most",
-    "temperature": "0 always takes the likeliest token, higher is more varied",
-    "top_k": "draw from this many likeliest tokens, 0 for all",
-    "top_p": "draw from the likeliest tokens that together have this probability",
-    "min_p": "draw from tokens at least this fraction as likely as the likeliest",
-    "repetition_penalty": "above 1, avoid tokens of the prompt and the answer",
-    "presence_penalty": "above 0, avoid tokens of the answer",
-    "frequency_penalty": "above 0, avoid tokens of the answer the more often they occur",
-    "stop": "end the answer before this text; may be given again",
-    "stop_token_ids": "end the answer at this token; may be given again",
-    "min_tokens": "don't end the answer before this many tokens",
-    "ignore_eos": "don't end where the model would",
-    "logit_bias": "add to the logit of this token; may be given again",
-    "priority": "with --policy priority: lower goes first",
-    "n": "answers to each prompt",
-    "logprobs": (
-        "with --json: log-probabilities of this many likeliest tokens at each position of the "
-        "answer"
-    ),
-    "prompt_logprobs": "with --json: the same for the prompt",
+    field.name: field.metadata["help"]
+    for field in attrs.fields(SamplingParams)
+    if field.name not in ("seed", "tag")  # the seed is an option of loading
 }
 LOADING = {field.name: field.metadata["help"] for field in attrs.fields(Options)}
 JSON_ONLY = ("logprobs", "prompt_logprobs")
@@ -75,6 +58,8 @@ def add_flags(group: Any, record: type, texts: Mapping[str, str]) -> None:
         else:
             reading = READINGS.get(hints[name], {"type": number, "metavar": "N"})
         text = f"don't {text}" if default is True else text
+        text = f"with --json: {text}" if name in JSON_ONLY else text
+        text += "; may be given again" if reading.get("action") == "append" else ""
         note = f" ({default})" if type(default) in (int, float, str) else ""
         group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text + note, **reading)
 

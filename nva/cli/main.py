@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -198,6 +199,8 @@ def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
 def run_command(args: Mapping[str, Any]) -> int:
     """Answer one or more prompts, computed together, printed in order."""
     check_run(args)
+    if args["quiet"]:
+        logging.getLogger("nva").setLevel(logging.WARNING)
     if args["output"] is not None or is_json_lines(args["file"]):
         return run_job(args)
     texts = read_prompts(args["prompts"], args["file"])

@@ -35,10 +35,26 @@ def lock_across_forks() -> Any:
 
 
 def _before_fork() -> None:
-    _held.locks = sorted(_locks, key=id)  # one order for all threads
-    for lock in _held.locks:
-        lock.acquire()
+    _held.locks = list(_locks)
+    _acquire_all(_held.locks)
     _stop_openmp()
+
+
+def _acquire_all(locks: list[Any]) -> None:
+    """Hold all locks, in whatever order other threads take them: who finds one taken lets go of
+    all, and waits for that one first."""
+    first = 0
+    while locks:
+        order = [*locks[first:], *locks[:first]]
+        order[0].acquire()
+        n_held = 1
+        while n_held < len(order) and order[n_held].acquire(blocking=False):
+            n_held += 1
+        if n_held == len(order):
+            return
+        for lock in order[:n_held]:
+            lock.release()
+        first = (first + n_held) % len(locks)
 
 
 def _after_fork() -> None:

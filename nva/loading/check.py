@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from nva.forward import Forward, empty_kv, make_forward
 from nva.kernels import Device
@@ -173,7 +173,8 @@ def _weights(spec: ModelSpec, side: Device, dtype: torch.dtype) -> Params:
     """The same random weights on every device."""
     generator = torch.Generator().manual_seed(0)
     params = random_params(spec, dtype, generator, side.kernels, std=0.2)
-    return tree_map(lambda leaf: leaf.to(side.where) if isinstance(leaf, Tensor) else leaf, params)
+    # Packed weights hold sizes too, which lie nowhere.
+    return tree_map_only(Tensor, lambda tensor: tensor.to(side.where), params)
 
 
 def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:

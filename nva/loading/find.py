@@ -43,6 +43,8 @@ OLD_TOKENIZERS = (
     "merges.txt",
 )
 """What a tokenizer is made of where there is no tokenizer.json."""
+LARGE = ("tokenizer.json", "vocab.json")
+"""Files of megabytes, which are read once only, by the tokenizers library."""
 OTHER_FORMATS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".zip")
 """How names of files end that are no folder of a checkpoint."""
 
@@ -74,8 +76,14 @@ def demo_folder() -> Path:
 
 
 def _demo() -> Path:
-    folder = demo_folder()
-    if not folder.is_dir():
+    try:
+        folder = demo_folder()
+        is_there = folder.is_dir()
+    except OSError as error:
+        raise ValueError(
+            f"no model named, and no demo model can be looked for ({error})"
+        ) from error
+    if not is_there:
         raise ValueError(
             f"no model named, and the demo model is not in {folder}; name one, or run `make demo`"
         )
@@ -130,7 +138,7 @@ def _missing_weights(folder: Path) -> list[str]:
     """Of the shards that the index names, or of the one file where there is no index, those that
     are not there. Whether the index is right is judged where it is read, in models/checkpoint.py.
     """
-    from nva.models.checkpoint import INDEX, SINGLE
+    from nva.models.files import INDEX, SINGLE
 
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -139,6 +147,19 @@ def _missing_weights(folder: Path) -> list[str]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         shards = []
     return [name for name in shards or [SINGLE] if not (folder / name).is_file()]
+
+
+def check_files(folder: Path) -> None:
+    """Open each file of a checkpoint that is there: one that can't be read must not pass for one
+    that is missing. Raises OSError for a broken link, a folder, or a file without permission, and
+    ValueError for a config that holds no JSON object."""
+    from nva.models.files import read_json
+
+    names = [name for name in (*CONFIGS, *OLD_TOKENIZERS) if os.path.lexists(folder / name)]
+    for name in names:
+        (folder / name).open("rb").close()
+        if name.endswith(".json") and name not in LARGE:
+            read_json(folder / name)
 
 
 def _fetch(

@@ -19,11 +19,12 @@ import torch
 
 from nva.engine import Engine
 from nva.forward import make_forward
+from nva.host.cores import cpu_quota
 from nva.host.messages import say
 from nva.kernels import Change, Device, Kernels, backend, reference, with_kernels
 from nva.loading.check import self_check
 from nva.loading.defaults import read_defaults
-from nva.loading.find import find_model
+from nva.loading.find import check_files, find_model
 from nva.loading.options import LoadOptions, Options
 from nva.loading.sizes import (
     block_bytes,
@@ -36,7 +37,13 @@ from nva.loading.sizes import (
 )
 from nva.loading.warm_up import run_largest, warm_up
 from nva.loop import Steps
-from nva.models.checkpoint import Checkpoint, load_params, open_checkpoint, resolve_dtype
+from nva.models.checkpoint import (
+    Checkpoint,
+    load_params,
+    open_checkpoint,
+    read_json,
+    resolve_dtype,
+)
 from nva.models.params import Params
 from nva.state.checks import takes_fields_of
 from nva.state.limits import Limits
@@ -56,6 +63,7 @@ def load(
     model: str | os.PathLike[str] | None = None,
     *,
     kernels: Kernels | Change | None = None,
+    steps: Steps | None = None,
     **options: Unpack[LoadOptions],
 ) -> Engine:
     """Load a model: a local folder, or a hub id such as "Qwen/Qwen3-0.6B", perhaps with "@" and a
@@ -64,23 +72,28 @@ def load(
     Without a name, the folder in the NVA_MODEL environment variable, else the demo model.
     `kernels` are yours in place of the device's, or a function that makes them of the device's:
     `kernels=lambda own: attrs.evolve(own, rotary=mine)`; they are compared with the reference
-    first, unless they say that they are approximate.
+    first, unless they say that they are approximate. `steps` are yours in place of nva's own:
+    `steps=nva.Steps(schedule=mine)`.
 
     What was decided is told in one line by the logger "nva", on stderr where logging is not
     configured. Raises ValueError for an unknown option, for a device that isn't here, for sizes
     that memory can't hold, and for a model that can't be found or read; DeviceError where the
     device, or your kernels, compute something else than the reference."""
     chosen = Options(**options)
+    if not isinstance(steps, (Steps, type(None))):
+        raise ValueError(f"steps is {steps!r:.80}; give nva.Steps(schedule=..., sample=..., ...)")
     folder = find_model(model)
     with _readable(folder):
         # 1. What costs little is read first, so that what can't be had is refused at once.
+        check_files(folder)
         checkpoint = open_checkpoint(folder)
         defaults = read_defaults(checkpoint.generation_config)
         device = _device(chosen, checkpoint, kernels)
         dtype = _dtype(chosen, checkpoint, device)
         limits = limits_of(checkpoint.spec, chosen, device, dtype)
         check_memory(checkpoint.spec, limits, dtype, device, with_weights=True)
-        tokenizer, reader = load_tokenizer(folder), _reader(checkpoint)
+        tokenizer = _tokenizer(folder)
+        reader = _reader(checkpoint)
 
         # 2. The weights, once the device is known to compute what the reference does.
         self_check(checkpoint.spec, device, dtype)
@@ -100,6 +113,7 @@ def load(
         tokenizer=tokenizer,
         reader=reader,
         defaults=defaults,
+        steps=steps,
     )
     say(_decided(checkpoint, limits, device, dtype, kernels is not None))
     return engine
@@ -116,6 +130,7 @@ def assemble(
     tokenizer: Tokenizer | None = None,
     reader: ImageReader | None = None,
     defaults: Mapping[str, Any] | None = None,
+    steps: Steps | None = None,
 ) -> Engine:
     """An Engine of parts that are there: a cache of limits.n_blocks is made, and every shape that
     the device compiles is compiled. Raises ValueError if memory can't hold the cache."""
@@ -124,14 +139,13 @@ def assemble(
     forward = make_forward(spec, limits, device, options.enforce_eager)
     kv, state = empty_engine(spec, limits, dtype, device, options)
     kv = warm_up(forward, params, kv, limits)
-    filter_ = device.make_filter_gaps(filter_gaps)
     eos_ids = checkpoint.eos_ids | _eos_ids(tokenizer)
     return Engine(
         name=checkpoint.folder.name,
         checkpoint=checkpoint,
         params=params,
         forward=forward,
-        steps=Steps(sample=functools.partial(sample, filter_=filter_)),
+        steps=_on_device(steps or Steps(), device),
         kv=kv,
         state=state,
         tokenizer=tokenizer,
@@ -140,6 +154,14 @@ def assemble(
         eos_ids=frozenset(id_ for id_ in eos_ids if id_ < spec.vocab_size),
         defaults=defaults or {},
     )
+
+
+def _on_device(steps: Steps, device: Device) -> Steps:
+    """The steps, nva's own sampler with the device's filter. A sampler of one's own is as it is."""
+    if steps.sample is not sample:
+        return steps
+    filter_ = device.make_filter_gaps(filter_gaps)
+    return attrs.evolve(steps, sample=functools.partial(sample, filter_=filter_))
 
 
 @contextmanager
@@ -166,6 +188,15 @@ def _dtype(options: Options, checkpoint: Checkpoint, device: Device) -> torch.dt
             f"with; give {' or '.join(names)}"
         )
     return dtype
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    try:
+        return load_tokenizer(folder)
+    except ValueError:
+        if (folder / "tokenizer.json").is_file():
+            read_json(folder / "tokenizer.json")  # names the file, if that is what is wrong
+        raise
 
 
 def _reader(checkpoint: Checkpoint) -> ImageReader | None:
@@ -201,11 +232,15 @@ def _decided(
 ) -> str:
     """What serves, in one line."""
     spec = checkpoint.spec
-    kernels = "plain torch" if device.kernels is reference.KERNELS else "its kernels"
-    parts = ["your kernels" if has_own else kernels]
+    if has_own:
+        parts = ["your kernels"]
+    elif device.kernels is reference.KERNELS:
+        parts = ["plain torch"]
+    else:
+        parts = ["compiled kernels" if device.is_host else f"kernels of {device.name}"]
     if device.is_host:
-        capability = torch.backends.cpu.get_cpu_capability()
-        parts += [capability, f"{torch.get_num_threads()} threads"]
+        n_threads = min(torch.get_num_threads(), cpu_quota() or torch.get_num_threads())
+        parts += [torch.backends.cpu.get_cpu_capability(), f"{n_threads} threads"]
     cache = limits.n_blocks * block_bytes(spec, limits.block_size, dtype, device)
     return (
         f"{checkpoint.folder.name} on {device.where} ({', '.join(parts)}), weights of "

@@ -1,29 +1,26 @@
 """Checkpoint folders: config.json, generation_config.json, and weights in safetensors files.
 
 The law: loading is a bijection between the tensors a model needs and the tensors the files hold; a
-tensor missing, left over or of the wrong shape is an error that names it. Nothing is unpickled, no
-code of the checkpoint runs. Read next: params.py for the pytree that is filled, registry.py for how
-a config becomes a spec."""
+tensor missing, left over or of the wrong shape is an error that names it. Read next: params.py for
+the table of what is needed, files.py for what is there, registry.py for how a config becomes a
+spec.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import math
-import mmap
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nva.kernels import Kernels
 from nva.kernels.reference import KERNELS as REFERENCE
+from nva.models.files import Files, open_tensors, read_json, read_tensor, some_names, unmap
 from nva.models.params import (
     Param,
     Params,
@@ -36,7 +33,6 @@ from nva.models.registry import read_model
 from nva.models.spec import ModelSpec
 from nva.state.checks import is_whole
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -80,13 +76,13 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no model: it has no config.json")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     spec, weights = read_model(config)
     checkpoint = Checkpoint(
         folder=folder,
         config=config,
-        generation_config=_read_json(generation) if generation.is_file() else {},
+        generation_config=read_json(generation) if generation.is_file() else {},
         spec=spec,
         weights=weights,
     )
@@ -117,20 +113,20 @@ def load_params(
     ValueError for a file that is missing or damaged, and for tensors that are missing, left over or
     of the wrong shape."""
     dtype = resolve_dtype(dtype, checkpoint)
-    files = _open_tensors(checkpoint.folder)
+    files = open_tensors(checkpoint.folder)
     _check_tensors(checkpoint, files)
 
     def read(name: str, layer: int | None, param: Param) -> Tensor:
         rows = torch.empty(param.shape, dtype=dtype, device=device)
         start = 0
         for tensor_name in _parts(checkpoint, files, name, layer, param):
-            stored = tensor = _read(files, tensor_name)
+            stored = tensor = read_tensor(files, tensor_name)
             if param.kind == "experts" and stored.dim() == 3:  # one tensor for all
                 is_turned = _are_turned(checkpoint, files, layer)
                 tensor = (stored.mT if is_turned else stored).flatten(0, 1)
             rows[start : start + len(tensor)] = tensor
             start += len(tensor)
-            _unmap(stored)
+            unmap(stored)
         return rows
 
     return build_params(checkpoint.spec, read, kernels)
@@ -172,7 +168,7 @@ _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 def stored_dtype(folder: Path) -> tuple[str, str]:
     """(where it stands, name) of the dtype that most numbers of the files have."""
     counts: Counter[str] = Counter()
-    for name, file in _open_tensors(folder).items():
+    for name, file in open_tensors(folder).items():
         tensor = file.get_slice(name)
         counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
     most = counts.most_common(1)[0][0] if counts else "missing"
@@ -191,82 +187,6 @@ _QUANTIZED = (
 """How names end that only quantized checkpoints have: GPTQ and AWQ, compressed-tensors, fp8,
 bitsandbytes, MXFP4."""
 
-Files = dict[str, Any]
-"""Tensor name -> the open file that holds it."""
-
-
-def _open_tensors(folder: Path) -> Files:
-    """Every tensor of the folder. The index decides, if there is one: other files, left by an
-    earlier download or made for another program, are not looked at. Without an index,
-    model.safetensors is all there is."""
-    if not (folder / INDEX).is_file():
-        return dict.fromkeys(*_open_file(_single_file(folder)))
-    placed = _read_json(folder / INDEX).get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
-        raise ValueError(
-            f"{folder / INDEX} has no weight_map from tensors to files; download it again"
-        )
-    files: Files = {}
-    for file_name in sorted(set(placed.values())):
-        names, file = _open_file(_shard(folder, file_name))
-        if wrong := set(names) ^ {name for name, at in placed.items() if at == file_name}:
-            raise ValueError(
-                f"{file_name} and {INDEX} disagree on {_some(wrong)}; download both again"
-            )
-        files |= dict.fromkeys(names, file)
-    return files
-
-
-def _single_file(folder: Path) -> Path:
-    if (folder / SINGLE).is_file():
-        return folder / SINGLE
-    pickles = sorted(
-        path.name for suffix in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{suffix}")
-    )
-    if pickles:
-        raise ValueError(
-            f"{folder} has weights in {_some(pickles)}, which may hold code and is never loaded; "
-            f"convert it to {SINGLE}"
-        )
-    raise ValueError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
-
-
-def _shard(folder: Path, name: str) -> Path:
-    if Path(name).name != name:
-        raise ValueError(f"{INDEX} names the file {name!r}; files must lie in the folder itself")
-    if not (folder / name).is_file():
-        raise ValueError(f"{folder} lacks {name}, which {INDEX} names; download it")
-    return folder / name
-
-
-def _open_file(path: Path) -> tuple[list[str], Any]:
-    try:
-        file = safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path} is truncated or no safetensors file ({error}); download it again"
-        ) from error
-    return list(file.keys()), file
-
-
-def _read(files: Files, name: str) -> Tensor:
-    return files[name].get_tensor(name)
-
-
-def _unmap(tensor: Tensor) -> None:
-    """Let go of the memory pages of a tensor that was read and is not needed again. A mapped file's
-    would stay with the process until the file is closed, and weigh as much as the weights
-    themselves."""
-    if sys.platform != "linux":
-        return
-    # Only pages that hold nothing else.
-    first = -(-tensor.data_ptr() // mmap.PAGESIZE)
-    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
-    if first < end:
-        address = ctypes.c_void_p(first * mmap.PAGESIZE)
-        n_bytes = ctypes.c_size_t((end - first) * mmap.PAGESIZE)
-        ctypes.CDLL(None).madvise(address, n_bytes, mmap.MADV_DONTNEED)
-
 
 def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:
     """Raise ValueError unless the files hold exactly the tensors of the model, and harmless ones
@@ -276,7 +196,7 @@ def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:
     left_over = files.keys() - expected.keys() - harmless.keys()
     if quantized := [name for name in left_over if name.endswith(_QUANTIZED)]:
         raise ValueError(
-            f"the checkpoint is quantized ({_some(quantized)}), which nva can't read; take an "
+            f"the checkpoint is quantized ({some_names(quantized)}), which nva can't read; take an "
             "unquantized one"
         )
     for problem, names in (
@@ -284,7 +204,7 @@ def _check_tensors(checkpoint: Checkpoint, files: Files) -> None:
         ("has tensors the model doesn't use:", left_over),
     ):
         if names:
-            raise ValueError(f"{checkpoint.folder} {problem} {_some(names)}")
+            raise ValueError(f"{checkpoint.folder} {problem} {some_names(names)}")
     for name, shape in {**harmless, **expected}.items():
         if name in files:
             _check_tensor(name, shape, files[name].get_slice(name))
@@ -308,7 +228,7 @@ def _check_tied(weights: Weights, files: Files) -> None:
     """A head that is stored although config.json ties it must be the embedding, or the config is
     wrong. NaN equals NaN here: rows that no token uses may hold anything."""
     (embed,), (head,) = weights.names["embed"], weights.names["head"]
-    if head in files and not _is_same(_read(files, head), _read(files, embed)):
+    if head in files and not _is_same(read_tensor(files, head), read_tensor(files, embed)):
         raise ValueError(f"{head} differs from {embed}, but config.json sets tie_word_embeddings")
 
 
@@ -375,19 +295,3 @@ def _harmless_shapes(spec: ModelSpec, weights: Weights) -> dict[str, tuple[int, 
     if spec.tied_head:
         shapes |= dict.fromkeys(weights.names["head"], (spec.vocab_size, spec.hidden_size))
     return shapes
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
-    ordered = sorted(names)
-    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object; download it again")
-    return content

@@ -11,7 +11,8 @@ from typing import Any
 from nva.models.hf_config import Config
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
-from nva.models.read_spec import FULL, MAX_LAYERS, SLIDING, merged_ropes, read_spec
+from nva.models.read_rope import merged_ropes
+from nva.models.read_spec import FULL, MAX_LAYERS, SLIDING, read_spec
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 

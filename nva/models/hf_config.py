@@ -63,7 +63,7 @@ class Config:
         self, name: str, default: Any = REQUIRED, at_least: int = 1, at_most: int = LARGEST_INT32
     ) -> int:
         """A whole number in [at_least, at_most]; 64.0 is taken for 64."""
-        value = self._given(name, default)
+        value: Any = self._given(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not is_whole(value) or value < at_least:
@@ -77,8 +77,9 @@ class Config:
         something."""
         if name not in self:
             return self[name]  # raises
-        value = self.get(name, 0)
-        return None if is_number(value) and value == 0 or value is False else self.size(name)
+        value = self.get(name, False)
+        is_zero = is_number(value) and value == 0
+        return None if is_zero or value is False else self.size(name)
 
     def number(self, name: str, default: Any = REQUIRED) -> Any:
         """A finite number above 0; the default may be None."""
@@ -117,9 +118,8 @@ class Config:
     def names(self, name: str, default: Any = REQUIRED) -> tuple[str, ...]:
         """A list of words."""
         value = self._given(name, default)
-        if not isinstance(value, (list, tuple)):
-            self.refuse(name, "a list of names")
-        if not all(isinstance(each, str) for each in value):
+        is_list = isinstance(value, (list, tuple))
+        if not is_list or not all(isinstance(each, str) for each in value):
             self.refuse(name, "a list of names")
         return tuple(value)
 

@@ -4,7 +4,7 @@ There is one record for each kind of rope that checkpoints name; `KINDS` lists t
 are called what config.json calls the settings.
 
 The law: a rope is fixed once, from the config and max_model_len, so a token's keys never depend on
-how long its sequence has become. Read next: read_spec.py, which makes these records of a config;
+how long its sequence has become. Read next: read_rope.py, which makes these records of a config;
 kernels/reference.py, rotary, which turns queries and keys by these angles.
 """
 

@@ -216,7 +216,7 @@ class Draw:
     = (j, token)`, all distinct, gets `bias[k]` added to its logit; minus infinity bans a token."""
 
     logit_rows: Ids = column_field()  # [S] row of the logits
-    params: Column = column_field()  # [S] SAMPLING
+    params: Column = column_field()  # [S] ROW_PARAMS
     samples: Int = column_field()  # [S] sample index
     positions: Int = column_field()  # [S] position in the sequence of the token to draw
     # [S] Whose sample it is: the arrival of its request, and the Request itself.

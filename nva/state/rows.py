@@ -27,7 +27,7 @@ from nva.state.columns import (
     write,
 )
 from nva.state.limits import Limits
-from nva.state.request import SAMPLING, Request
+from nva.state.request import ROW_PARAMS, Request
 from nva.state.table import Table, empty_table, entries_of
 
 NO_TOKEN = -1
@@ -82,7 +82,7 @@ class Rows(Restored):
     n_published: Int = column_field()  # leading blocks that have passed through the prefix index
     chain: Long = column_field()  # chain of the last of them
     n_cached: Int = column_field()  # prompt tokens taken from the prefix cache at first admission
-    sampling: Column = column_field()  # SAMPLING
+    sampling: Column = column_field()  # ROW_PARAMS
     stop_ids: Int = column_field()  # [rows, most stop ids of a request], filled up with NO_TOKEN
     biases: Column = column_field()  # of Bias, None where the request has none
 
@@ -95,7 +95,7 @@ COLUMNS = tuple(name for name in attrs.fields_dict(Rows) if name not in TABLES)
 def empty_rows(limits: Limits) -> Rows:
     """No row running."""
     n = limits.max_rows
-    dtypes = {"is_running": np.bool_, "rank": np.float64, "sampling": SAMPLING}
+    dtypes = {"is_running": np.bool_, "rank": np.float64, "sampling": ROW_PARAMS}
     dtypes |= dict.fromkeys(("arrival", "chain"), np.int64)
     columns = {name: freeze(np.zeros(n, dtypes.get(name, np.int32))) for name in COLUMNS}
     columns |= {

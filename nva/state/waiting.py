@@ -110,6 +110,14 @@ def without(queue: Queue, ids: Collection[int | str]) -> tuple[Queue, list[Waiti
     return queue, removed
 
 
+def waiting_of(queue: Queue, id_: int | str, sample: int) -> Waiting | None:
+    """The entry of a request that begins with this sample, None if there is none."""
+    for order in queue.orders.get(id_) or ():
+        if order[2] == sample:
+            return _found(queue, order)
+    return None
+
+
 def _order(entry: Waiting) -> Order:
     return entry.order
 

@@ -13,7 +13,7 @@ from nva.state.engine import EngineState
 from nva.state.events import Abort, Arrive, Event, Fork, RequestId, Stop, Told
 from nva.state.request import Finished, FinishReason
 from nva.state.rows import request_of, running
-from nva.state.waiting import Waiting, without, without_entry
+from nva.state.waiting import Waiting, waiting_of, without, without_entry
 from nva.steps.allocate import fork, vacate
 from nva.steps.commit import finished_row
 from nva.steps.submit import submit
@@ -83,10 +83,10 @@ def stop(
     row = row_of(state, request_id, sample)
     if row is not None:
         return vacate(state, [row]), finished_row(state.rows, row, sample, "stop", text)
-    for entry in state.waiting:  # it may have been preempted
-        if (entry.request.id, entry.sample, entry.n_samples) == (request_id, sample, 1):
-            waiting = without_entry(state.waiting, entry)
-            return evolve(state, waiting=waiting), _finished_entry(entry, sample, "stop", text)
+    entry = waiting_of(state.waiting, request_id, sample)  # it may have been preempted
+    if entry is not None and entry.n_samples == 1:
+        waiting = without_entry(state.waiting, entry)
+        return evolve(state, waiting=waiting), _finished_entry(entry, sample, "stop", text)
     return state, None
 
 

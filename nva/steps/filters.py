@@ -178,14 +178,14 @@ def _limit_by_bits(gaps: Tensor, limit: Tensor, top_p: Tensor) -> Tensor:
     31 sums over a row that stays in the processor's cache cost a fraction of sorting it. Torch may
     add up a lone row in another order, which moves a sum by 1e-7 of itself, and so a token with
     that probability."""
-    is_within = gaps.clone().le_(limit)
-    weights = (-gaps).exp().mul_(is_within)
+    scratch = gaps.clone().le_(limit)  # a new tensor for each sum would not be in the cache
+    weights = (-gaps).exp().mul_(scratch)
     target = top_p * weights.sum(-1, keepdim=True)
     bits = torch.zeros_like(target, dtype=torch.int32)
     for bit in reversed(range(31)):
         trial = bits + (1 << bit)
-        is_before = gaps.clone().lt_(_as_float(trial))
-        mass_before = is_before.mul_(weights).sum(-1, keepdim=True)
+        torch.lt(gaps, _as_float(trial), out=scratch)
+        mass_before = scratch.mul_(weights).sum(-1, keepdim=True)
         bits = torch.where(mass_before < target, trial, bits)
     return torch.minimum(limit, _as_float(bits))
 

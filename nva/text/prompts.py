@@ -1,12 +1,14 @@
 """Prompts to token ids: text, ids or messages in, ids out, by the checkpoint's own tokenizer.
 
 The law: what a prompt says is encoded, or it is refused.
-Read next: chat.py for messages, images.py for images, detokenize.py for the way back.
+Read next: chat.py for messages, plain_text.py for text without special tokens, images.py for
+images, detokenize.py for the way back.
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,19 @@ from typing import Any
 import numpy as np
 
 from nva.state.checks import is_whole
-from nva.text.chat import Tokenizer, check_text, encode_messages
+from nva.state.errors import check_names
+from nva.text.chat import Tokenizer, check_flag, check_text, encode_messages
+from nva.text.library import IMPORTS
+from nva.text.plain_text import encode_plain, special_tokens
+
+LOG = logging.getLogger("nva")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}; see chat.py for what else
-it may have."""
+it may have. Also {"text": str, "add_special_tokens": bool, "parse_special_tokens": bool}: whether
+the tokenizer adds its own special tokens, and takes those written in the text for ones."""
+
+TEXT_KEYS = ("text", "add_special_tokens", "parse_special_tokens")
 
 PROMPT_FORMS = 'a str, a list of token ids, or {"messages": [{"role": ..., "content": ...}, ...]}'
 
@@ -30,6 +40,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # tokenizers whose users were warned
+
 
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The checkpoint's tokenizer, from its own files and without running code of theirs; None if it
@@ -37,29 +49,24 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 
     Raises ValueError if it has, but no tokenizer can be made from them.
     """
-    if not any((Path(folder) / name).exists() for name in TOKENIZER_FILES):
+    folder = Path(folder)
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
         return None
     try:
-        return _tokenizer_class(Path(folder)).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with IMPORTS:
+            return _tokenizer_class(folder).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # for a bad file the tokenizers library raises a bare Exception
         raise ValueError(f"no tokenizer can be made from the files in {folder}: {error}") from error
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """What loads a checkpoint's tokenizer: the general class where the files name it, as importing
-    AutoTokenizer, which would choose the same, takes a second longer."""
-    config = folder / "tokenizer_config.json"
-    name = (
-        json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
-        if config.is_file()
-        else None
-    )
-    if (
-        name in ("PreTrainedTokenizerFast", "TokenizersBackend")
-        and (folder / "tokenizer.json").is_file()
-    ):
+    """What loads a checkpoint's tokenizer. tokenizer.json says all, and the general class leaves it
+    as it is; the classes of single models put parts of their own in place of the file's.
+
+    Importing AutoTokenizer, for checkpoints without that file, takes a second longer."""
+    if (folder / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
@@ -72,12 +79,16 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     """Token ids of a prompt. A str gets the special tokens its tokenizer adds, messages those of
     the chat template.
 
+    Special tokens written in a str are special tokens, as whoever renders a template by hand needs;
+    in messages they are text. {"text": ...} and {"messages": ...} may say otherwise.
+
     Raises ValueError for a prompt that is empty or of another form, and for one that the checkpoint
     can't encode."""
     if isinstance(prompt, str):
         ids = encode_text(tokenizer, prompt)
     elif isinstance(prompt, Mapping):
-        ids = encode_messages(tokenizer, prompt)
+        is_text = "text" in prompt and "messages" not in prompt
+        ids = (_encode_options if is_text else encode_messages)(tokenizer, prompt)
     else:
         ids = check_ids(prompt)
     if not ids:
@@ -85,12 +96,51 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     return ids
 
 
-def encode_text(tokenizer: Tokenizer | None, text: str) -> list[int]:
+def _encode_options(tokenizer: Tokenizer | None, prompt: Mapping[str, Any]) -> list[int]:
+    """Token ids of {"text": ...}, which says how its special tokens are meant."""
+    check_names("a prompt with a text", prompt, TEXT_KEYS, {})
+    if not isinstance(prompt["text"], str):
+        raise ValueError(f"the text of a prompt is {prompt['text']!r:.80}; give a str")
+    return encode_text(
+        tokenizer,
+        prompt["text"],
+        check_flag(prompt, "add_special_tokens", True),
+        check_flag(prompt, "parse_special_tokens", True),
+    )
+
+
+def encode_text(
+    tokenizer: Tokenizer | None,
+    text: str,
+    add_special_tokens: bool = True,
+    parse_special_tokens: bool = True,
+) -> list[int]:
     """Token ids of a text, with the special tokens that the tokenizer adds; of no text none at
     all."""
     if tokenizer is None:
         raise ValueError(f"the checkpoint has no tokenizer to encode {text!r:.80}; give token ids")
-    return list(tokenizer.encode(check_text(text))) if text else []
+    if not check_text(text):
+        return []
+    if not parse_special_tokens:
+        return encode_plain(tokenizer, text, add_special_tokens)
+    ids = list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    if add_special_tokens and ids[:1] == ids[1:2]:
+        _tell_of_two(tokenizer, text, ids)
+    return ids
+
+
+def _tell_of_two(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+    """Warn, once per tokenizer, of a text that begins with the token which the tokenizer adds."""
+    bare = tokenizer.encode(text, add_special_tokens=False)
+    is_added = len(bare) < len(ids) and ids[0] in special_tokens(tokenizer).values()
+    if is_added and tokenizer not in _told:
+        _told.add(tokenizer)
+        LOG.warning(
+            "the prompt %.40r begins with %s, and the tokenizer adds another; if a chat template "
+            'wrote it, give {"text": ..., "add_special_tokens": False}, or the messages themselves',
+            text,
+            tokenizer.convert_ids_to_tokens(ids[0]),
+        )
 
 
 def check_ids(prompt: object) -> list[int]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -73,11 +74,11 @@ def assert_loads() -> None:
     assert library.library().panel_width() == 7
 
 
-def test_a_library_is_compiled_once(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_library_is_compiled_once(builds: Builds, said: Callable[[], str]) -> None:
     for _ in range(2):
         assert_loads()
     assert builds.count == 1
-    assert capsys.readouterr().err.count("compiling the CPU kernels, once; they are kept in") == 1
+    assert said().count("compiling the CPU kernels, once; they are kept in") == 1
     (kept,) = builds.kept
     assert [path.suffix for path in kept.parent.iterdir() if path != kept] == [".lock"]
 
@@ -85,7 +86,7 @@ def test_a_library_is_compiled_once(builds: Builds, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("n_bytes", [0, 100, 5000])
 @pytest.mark.parametrize("how", ["cut short", "a bit is wrong"])
 def test_a_damaged_library_is_compiled_again(
-    builds: Builds, n_bytes: int, how: str, capsys: pytest.CaptureFixture[str]
+    builds: Builds, n_bytes: int, how: str, said: Callable[[], str]
 ) -> None:
     """The loader would map it, and the process would die of SIGBUS or SIGSEGV."""
     content = Path(build_once(builds)).read_bytes()
@@ -96,7 +97,7 @@ def test_a_damaged_library_is_compiled_again(
     assert_loads()
     assert builds.count == 2
     assert builds.kept[0].read_bytes() == content
-    assert "is damaged and is compiled again" in capsys.readouterr().err
+    assert "is damaged and is compiled again" in said()
 
 
 def build_once(builds: Builds) -> str:
@@ -122,7 +123,7 @@ def test_another_folder_keeps_what_the_first_cannot(
     builds: Builds,
     cause: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    said: Callable[[], str],
 ) -> None:
     if cause == "a file is in the way":
         builds.cache.write_text("")
@@ -141,12 +142,12 @@ def test_another_folder_keeps_what_the_first_cannot(
     for _ in range(2):
         assert_loads()
     assert builds.count == 1
-    assert "no place for the compiled CPU kernels" in capsys.readouterr().err
+    assert "no place for the compiled CPU kernels" in said()
     assert len(list(Path(tempfile.gettempdir()).glob("nva-*/*.so"))) == 1
 
 
 def test_where_no_folder_keeps_it_the_library_is_compiled_for_the_process(
-    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
 ) -> None:
     """It says so at each start, and leaves nothing behind."""
     fsync = os.fsync
@@ -159,9 +160,9 @@ def test_where_no_folder_keeps_it_the_library_is_compiled_for_the_process(
 
     monkeypatch.setattr(os, "fsync", full)
     assert_loads()
-    said = capsys.readouterr().err
-    assert said.count("No space left on device") == 2
-    assert "compiled at every start; set XDG_CACHE_HOME" in said
+    text = said()
+    assert text.count("No space left on device") == 2
+    assert "compiled at every start; set XDG_CACHE_HOME" in text
     assert builds.count == 1, "compiled once for all folders"
     left = [path for path in builds.cache.parent.rglob("*") if path.suffix in (".so", ".part")]
     assert left == []
@@ -190,7 +191,7 @@ def test_where_no_lock_can_be_had_it_compiles_without(
     builds: Builds,
     error: Exception,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    said: Callable[[], str],
 ) -> None:
     """As on some NFS mounts, or beside a process that hangs with the lock."""
 
@@ -201,7 +202,7 @@ def test_where_no_lock_can_be_had_it_compiles_without(
     for _ in range(2):
         assert_loads()
     assert builds.count == 1
-    assert "can't be locked" in capsys.readouterr().err
+    assert "can't be locked" in said()
 
 
 def test_what_a_killed_build_left_is_removed(builds: Builds) -> None:
@@ -217,7 +218,7 @@ def test_what_a_killed_build_left_is_removed(builds: Builds) -> None:
 
 
 def test_a_library_that_does_not_load_here_is_not_the_end(
-    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
 ) -> None:
     """As on a mount that forbids it without saying so."""
     cdll, refused = ctypes.CDLL, []
@@ -231,7 +232,7 @@ def test_a_library_that_does_not_load_here_is_not_the_end(
     monkeypatch.setattr(library.ctypes, "CDLL", refuse)
     assert_loads()
     assert refused
-    assert "failed to map segment" in capsys.readouterr().err
+    assert "failed to map segment" in said()
 
 
 def test_a_compiler_that_fails_is_quoted(builds: Builds, tmp_path: Path) -> None:
@@ -257,8 +258,9 @@ def test_a_compiler_that_is_named_and_not_there_is_an_error(
 
 def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> None:
     code = (
-        "from nva.kernels import backend, reference\n"
-        "assert backend('cpu') is backend('cpu') is reference"
+        "from nva.kernels import backend\n"
+        "from nva.kernels.cpu.device import PLAIN\n"
+        "assert backend('cpu') is backend('cpu') is PLAIN"
     )
     env = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     found = subprocess.run(

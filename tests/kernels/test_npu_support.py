@@ -162,7 +162,8 @@ def test_graph_modes_are_for_an_npu():
 @pytest.mark.parametrize(
     ("found", "said"), [(Installation(), "aclgraph"), (Installation(has_npugraph_ex=False), "ge")]
 )
-def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, capsys):
+def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, caplog):
+    caplog.set_level("INFO", "nva")
     imported = []
 
     def import_module(name):
@@ -175,9 +176,8 @@ def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypat
     monkeypatch.setattr(npu, "probe", lambda: found)
     npu.choose("npu", GROUPED, "auto")
     assert ("nva.kernels.npu.ge" in imported) == (said == "ge"), "no other mode's compiler"
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"nva: NPU graph mode {said} (")
-    assert ("no npugraph_ex" in lines[0]) == (said == "ge")
+    (line,) = caplog.messages
+    assert line.startswith(f"NPU graph mode {said} (")
+    assert ("no npugraph_ex" in line) == (said == "ge")
     npu.choose("npu", GROUPED, "eager")
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == [line]

@@ -168,15 +168,13 @@ def by_a_number(params: Tensor, caches: Any, inputs: Step) -> Tensor:
 @pytest.mark.parametrize(
     ("compute", "why"), [(in_numpy, "does more than call"), (by_a_number, "tells Python what")]
 )
-def test_what_no_tape_can_hold_is_computed(
-    compute: Any, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_tape_can_hold_is_computed(compute: Any, why: str, said: Callable[[], str]) -> None:
     run, params = small_step(compute), torch.tensor(2)
     assert [run(params, None, [n]).tolist() for n in range(5)] == [[2], [4], [6], [8], [10]]
-    assert why in capsys.readouterr().err
+    assert why in said()
 
 
-def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_of_ones_own_is_computed_in_every_step(said: Callable[[], str]) -> None:
     """By numpy, which a tape doesn't see."""
 
     def silu_mul(x: Tensor) -> Tensor:
@@ -191,7 +189,7 @@ def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFi
     )
     for one, other in zip(own, steps(SPEC, torch.float32, enforce_eager=True), strict=True):
         torch.testing.assert_close(one, other)
-    assert "call by call" in capsys.readouterr().err
+    assert "call by call" in said()
 
 
 def test_tapes_that_were_not_used_for_long_are_dropped(

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, open_checkpoint, random_params
-from nva.models.checkpoint import INDEX, SINGLE, resolve_dtype
+from nva.models.checkpoint import resolve_dtype
+from nva.models.files import INDEX, SINGLE
 from nva.models.params import layer_table
 from tests.checkpoints import CASES, build, edit_json
 

@@ -77,7 +77,8 @@ def read(config: dict[str, Any]) -> ModelSpec | ValueError:
         assert frequencies.shape == (rope.dim // 2,)
         assert frequencies.isfinite().all() and math.isfinite(scale)
         assert rope.reach >= 1
-    list(all_tables(spec)) if spec.n_layers < 10 else None
+    if spec.n_layers < 10:
+        list(all_tables(spec))
     return spec
 
 

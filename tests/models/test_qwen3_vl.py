@@ -22,7 +22,7 @@ from transformers import (
 
 from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, random_params
-from nva.models.checkpoint import SINGLE
+from nva.models.files import SINGLE
 from nva.models.registry import read_model
 from nva.models.vision import encode_image
 from nva.state.media import Image, Media, Placed, image, media

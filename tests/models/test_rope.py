@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nva.models.hf_config import Config
-from nva.models.read_spec import read_rope
+from nva.models.read_rope import read_rope
 from nva.models.rope import RopeSpec, rope_table
 
 LONG = {

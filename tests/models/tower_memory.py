@@ -34,14 +34,15 @@ def mebibytes(name: str) -> float:
 
 
 def main(folder: str, n_rows: str, n_columns: str, features: str) -> None:
-    checkpoint, params = load_checkpoint(folder, "float32", kernels=backend("cpu"))
+    kernels = backend("cpu").kernels
+    checkpoint, params = load_checkpoint(folder, "float32", kernels=kernels)
     spec = checkpoint.spec.vision
     assert spec is not None
     seen = noise(spec.patch_shape[-1], int(n_rows), int(n_columns))
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = mebibytes("VmRSS")
     with torch.inference_mode():
-        found = encode_image(spec, backend("cpu"), params["vision"], seen, torch.device("cpu"))
+        found = encode_image(spec, kernels, params["vision"], seen, torch.device("cpu"))
     print(json.dumps({"mebibytes": mebibytes("VmHWM") - before}))
     np.save(features, found.numpy())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nva.kernels.npu import sampling
-from nva.state.request import SAMPLING
+from nva.state.request import ROW_PARAMS
 from nva.steps.filters import filter_gaps
 from tests.npu import emulation
 
@@ -18,7 +18,7 @@ N_TOKENS = 1500
 
 def params_of(**columns):
     n = max(len(values) for values in columns.values())
-    params = np.zeros(n, SAMPLING)
+    params = np.zeros(n, ROW_PARAMS)
     params["top_p"] = 1
     for name, values in columns.items():
         params[name] = values

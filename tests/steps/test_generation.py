@@ -21,7 +21,8 @@ from nva.state.policy import POLICIES
 from nva.state.request import SamplingParams, request
 from nva.state.rows import running
 from nva.steps.allocate import fork
-from nva.steps.commit import abort, commit
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.recover import cold
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit

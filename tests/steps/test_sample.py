@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nva.state.plan import Draw
-from nva.state.request import NO_LOGPROBS, SAMPLING
+from nva.state.request import NO_LOGPROBS, ROW_PARAMS
 from nva.steps import sample as sample_module
 from nva.steps.filters import adjust, filter_gaps, penalize, pick
 from nva.steps.noise import gumbel, row_keys
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), scored=(), k=0, **fields):
     """A Draw with a sample for each of these logits rows; numbers are the same for all, arrays are
     one for each."""
-    params = np.zeros(len(rows), SAMPLING)
+    params = np.zeros(len(rows), ROW_PARAMS)
     for name, value in (NEUTRAL | fields).items():
         params[name] = value
     score_rows, score_tokens = np.array(scored, np.int32).reshape(-1, 2).T.copy()
@@ -60,7 +60,7 @@ def taken(draw: Draw, order: list[int]) -> Draw:
         positions=draw.positions[order],
         penalized=[(place[j], *of) for j, *of in draw.penalized if j in place],
         bias=[(place[draw.bias_at[k, 0]], draw.bias_at[k, 1], draw.bias[k]) for k in kept],
-        **{name: draw.params[name][order] for name in SAMPLING.names},
+        **{name: draw.params[name][order] for name in ROW_PARAMS.names},
     )
 
 

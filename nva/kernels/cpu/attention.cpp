@@ -9,16 +9,16 @@ constexpr int64_t FEW_QUERIES = 3;  // up to which reading the cache again for e
 
 template <typename T>
 static void attention(const Queries<T>& queries, const Cache& cache, const Rows& rows, T* out) {
-    std::vector<Part> parts;
+    std::vector<Split> splits;
     std::vector<Chunk> chunks;
     int64_t n_tiles = 0;
     for (int64_t row = 0, token = 0; row < rows.n_rows; token = rows.query_ends[row++]) {
         int64_t n = rows.query_ends[row] - token, position = rows.context_lens[row] - n;
         for (int64_t i = 0; i < n && n <= FEW_QUERIES; i++)
             for (int64_t at = first_seen(position + i, queries.window); at <= position + i;) {
-                int64_t end = std::min((at / PART + 1) * PART, position + i + 1);
+                int64_t end = std::min((at / SPLIT + 1) * SPLIT, position + i + 1);
                 int64_t block = rows.table_of(row)[at / cache.block_size];
-                parts.push_back({(int64_t)parts.size(), token + i, row, at, end, block});
+                splits.push_back({(int64_t)splits.size(), token + i, row, at, end, block});
                 at = end;
             }
         if (n > FEW_QUERIES) {
@@ -28,7 +28,7 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
             n_tiles += chunks.back().n_tiles;
         }
     }
-    if (!parts.empty()) attend_singly(queries, cache, rows, parts, out);
+    if (!splits.empty()) attend_singly(queries, cache, rows, splits, out);
     if (!chunks.empty()) attend_together(queries, cache, rows, chunks, out);
 }
 

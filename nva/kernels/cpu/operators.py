@@ -224,8 +224,8 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _is_compiled_for(cache: Tensor) -> bool:
-    """Whether keys lie in this cache as attention.h says, in pairs of numbers; the reference has
-    others to itself."""
+    """Whether this cache has the compiled layout (attention.h): float32 or bfloat16, and an even
+    head_dim. All other caches are the reference's, in its own layout."""
     return cache.dtype in _COMPILED["attention"] and cache.shape[-1] % 2 == 0
 
 

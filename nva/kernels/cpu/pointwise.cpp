@@ -6,7 +6,7 @@
 constexpr int64_t FEW = 1 << 13;  // numbers that one thread handles before others could have started
 
 // Rows of `size` numbers that a thread handles at a time.
-static int64_t rows_at_once(int64_t size) { return std::max<int64_t>(FEW / size, 1); }
+static int64_t rows_at_once(int64_t size) { return FEW / std::clamp<int64_t>(size, 1, FEW); }
 
 // Rows of length H: `n_inner` side by side, then the next after `stride`.
 template <typename T>

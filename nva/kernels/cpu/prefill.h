@@ -1,7 +1,7 @@
 // Attention of many queries of a row, as in prefill: bounded by arithmetic, so both products are those of matmul.h.
 //
 // A row's keys and values are packed into tiles of KEYS positions once, a few heads at a time; then (head, queries) is
-// the unit of work. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that
+// a task. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that
 // its query came in. Dao et al. 2022 (FlashAttention): scores exist for one tile at a time, sums are rescaled as the
 // maximum grows.
 #pragma once
@@ -63,9 +63,10 @@ struct Workspace {
           older(n) {}
 };
 
-// A row of scores [KEYS], of which [from, to) are seen, becomes weights; the row's largest, sum and older follow.
+// Online softmax of a row of scores [KEYS], of which [from, to) are seen: they become exp(score - max), in T. Updates the
+// row's running max and sum, and `older`, the factor for earlier sums.
 template <typename T>
-void soften_row(Workspace<T>& work, int64_t row, int64_t from, int64_t to) {
+void softmax_update(Workspace<T>& work, int64_t row, int64_t from, int64_t to) {
     float* scores = &work.scores[row * KEYS];
     T* weights = &work.weights[row * KEYS];
     work.older[row] = 1;
@@ -109,7 +110,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
                  });
         for (int64_t i = 0; i < n; i++) {
             int64_t position = chunk.position + start + i / n_shared;
-            soften_row(work, i, std::max<int64_t>(0, first_seen(position, queries.window) - first),
+            softmax_update(work, i, std::max<int64_t>(0, first_seen(position, queries.window) - first),
                        std::min(n_keys, position + 1 - first));
         }
         multiply(work.weights.data(), KEYS, n, v, shape.v_panel, shape.n_v_panels, ceil_div(n_keys, PAIR<T>),
@@ -129,7 +130,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     }
 }
 
-// The units of work of all chunks, latest queries first, as they see most.
+// The tasks of all chunks, latest queries first, as they see most.
 struct Span {
     int64_t chunk, start, end;
 };

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 
 import attrs
 
+from nva.host.messages import say
 from nva.kernels import Device
 from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
 
@@ -35,7 +35,7 @@ def choose(name: str, heads: Heads, graph: str) -> Device:
         )
     mode, reason = choose_mode(graph, probe(), heads)
     if graph == "auto":
-        print(f"nva: NPU graph mode {mode} ({reason})", file=sys.stderr)
+        say(f"NPU graph mode {mode} ({reason})")
     seam = importlib.import_module("nva.kernels.npu.device")
     return attrs.evolve(_device(mode), where=seam.place(name))
 

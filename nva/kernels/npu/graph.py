@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import logging
 import os
 import pathlib
-import sys
 import types
 import warnings
 from typing import Any
@@ -26,6 +26,7 @@ import torch_npu
 from torch import Tensor
 from torch.utils import _pytree
 
+from nva.host.messages import say
 from nva.kernels import Compute, Kernels
 
 SMALLEST_BUCKET = 16  # symbols of size 1 would make graphs of their own
@@ -93,10 +94,9 @@ def compiled_ge(compute: Compute) -> Compute:
     folder = os.environ.get(CACHE_VARIABLE)
     if folder and foreign(compute):
         names = ", ".join(foreign(compute))
-        print(
-            f"nva: graphs are not kept in {folder}, as those of {names} could not be told from "
-            "others",
-            file=sys.stderr,
+        say(
+            f"graphs are not kept in {folder}, as those of {names} could not be told from others",
+            logging.WARNING,
         )
     elif folder:
         return cached_ge(compute, folder)
