@@ -190,9 +190,14 @@ def test_keys_without_content_and_positions_without_offset_are_caught(
         ),
     }
     module = "nva.steps.prefix" if fault == "content_between" else "nva.steps.pack"
+    sound = nva.generate(nva.load(folder, **SIZES, n_blocks=200), PROMPTS, GREEDY)
     monkeypatch.setattr(sys.modules[module], fault, faults[fault])
-    engine = nva.load(folder, **SIZES, n_blocks=200)
-    assert [list(answer.token_ids) for answer in nva.generate(engine, PROMPTS, GREEDY)] != expected
+    found = nva.generate(nva.load(folder, **SIZES, n_blocks=200), PROMPTS, GREEDY)
+    if fault == "content_between":  # blocks, which may by chance lead to the same answers
+        cached = [[answer.n_cached_tokens for answer in each] for each in (sound, found)]
+        assert sum(cached[1]) > sum(cached[0])
+    else:
+        assert [list(answer.token_ids) for answer in found] != expected
 
 
 def test_an_image_cut_by_chunks_is_computed_once(folder: Path, monkeypatch) -> None:
