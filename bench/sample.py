@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from nva.state.plan import Draw
-from nva.state.request import NO_LOGPROBS, SAMPLING
+from nva.state.request import NO_LOGPROBS, ROW_PARAMS
 from nva.steps.sample import sample
 
 KINDS = {
@@ -31,7 +31,7 @@ KINDS = {
 
 def draw_of(n_rows: int, **fields: float) -> Draw:
     """A draw from each of so many rows of logits."""
-    params = np.zeros(n_rows, SAMPLING)
+    params = np.zeros(n_rows, ROW_PARAMS)
     for name, value in {
         "top_p": 1.0,
         "repetition_penalty": 1.0,

@@ -4,13 +4,14 @@ two write to it.
     python examples/beam_search.py "The sea is" --beams 4 --max-tokens 24 [--model FOLDER]
 
 A beam is a row. Each step scores every continuation of every row and keeps the best: a row with two
-children forks, a row without any ends. It is the engine's loop with another line in the place of
-`sample`; see compose.py for the loop."""
+children forks, a row without any ends. It is the engine's own step with another `commit`, which
+reads the logits that an observer kept; see compose.py for the loop."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,15 +19,15 @@ import torch
 from torch import Tensor
 
 import nva
+from nva.loop import step
 from nva.state.engine import EngineState, is_busy
 from nva.state.limits import blocks_for
-from nva.state.plan import Plan, Sampled
+from nva.state.plan import Output, Plan, Sampled
 from nva.state.request import request
 from nva.state.rows import Rows, token_ids
-from nva.steps.allocate import fork, vacate
-from nva.steps.commit import abort, commit
-from nva.steps.pack import pack
-from nva.steps.schedule import schedule
+from nva.steps.allocate import duplicate, vacate
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.submit import submit
 
 REQUEST_ID = "beam search"
@@ -58,9 +59,7 @@ class Search:
     n_beams: int
     length_penalty: float
     stop_ids: frozenset[int]
-    scores: dict[int, float] = attrs.field(
-        factory=dict
-    )  # row -> log-probability of its output; none before the first
+    scores: dict[int, float] = attrs.field(factory=dict)  # row -> log-probability of its output
     answers: tuple[Answer, ...] = ()  # best first, at most n_beams
     is_over: bool = False
 
@@ -117,21 +116,32 @@ def begin(
 
 def advance(engine: nva.Engine, search: Search) -> Search:
     """One step of the engine: every row grows by a token, or a chunk of the prompt is computed."""
-    state, plan = schedule(engine.state)
-    batch, draw = pack(state, plan)
-    logits, engine.kv = engine.forward(engine.params, engine.kv, batch)
-    beams: list[Beam] = []
-    if len(plan.sample_rows):
-        search, beams = select(
-            search, state, plan, logits[draw.logit_rows.tolist()].log_softmax(-1)
-        )
-    state, plan = reorder(state, plan, [beam.row for beam in beams])
-    tokens = np.array([beam.token for beam in beams], np.int32)
-    engine.state, _ = commit(
-        state, plan, Sampled(tokens=tokens, is_finite=np.ones(len(beams), np.bool_))
+    seen: dict[str, Any] = {}
+
+    def observe(part: str, result: Any) -> Any:
+        seen[part] = result
+        return result
+
+    def commit_beams(state: EngineState, plan: Plan, _: Sampled) -> tuple[EngineState, Output]:
+        """Take in the beams' tokens, in the place of those that were sampled."""
+        (_, draw), (logits, _) = seen["pack"], seen["forward"]
+        beams: list[Beam] = []
+        after = search
+        if len(plan.sample_rows):
+            logprobs = logits[draw.logit_rows.tolist()].log_softmax(-1)
+            after, beams = select(search, state, plan, logprobs)
+        state, plan = reorder(state, plan, [beam.row for beam in beams])
+        scores = dict(zip(plan.sample_rows.tolist(), (b.score for b in beams), strict=True))
+        seen["search"] = attrs.evolve(after, scores=scores)
+        tokens = np.array([beam.token for beam in beams], np.int32)
+        is_finite = np.ones(len(beams), np.bool_)
+        return commit(state, plan, Sampled(tokens=tokens, is_finite=is_finite))
+
+    steps = attrs.evolve(engine.steps, commit=commit_beams)
+    engine.state, engine.kv, _ = step(
+        steps, engine.forward, engine.params, engine.state, engine.kv, observe
     )
-    scores = zip(plan.sample_rows.tolist(), (beam.score for beam in beams), strict=True)
-    return attrs.evolve(search, scores=dict(scores))
+    return seen["search"]
 
 
 def select(
@@ -143,9 +153,7 @@ def select(
     are the beams. A row can end in as many ways as there are stop ids, so this many continuations
     always hold enough that go on."""
     rows, row_ids = state.rows, plan.sample_rows.tolist()
-    is_last = bool(
-        (rows.n_tokens[row_ids] == rows.max_len[row_ids]).any()
-    )  # no continuation may go on
+    is_last = bool((rows.n_tokens[row_ids] == rows.max_len[row_ids]).any())  # none may go on
     totals = logprobs + torch.tensor([search.scores.get(row, 0.0) for row in row_ids])[:, None]
     n_wanted = min((1 + max(1, len(search.stop_ids))) * search.n_beams, totals.numel())
     best = zip(*(values.tolist() for values in totals.flatten().topk(n_wanted)), strict=True)
@@ -186,13 +194,15 @@ def reorder(state: EngineState, plan: Plan, parents: Sequence[int]) -> tuple[Eng
     state = vacate(state, [row for row in sampling if row not in parents])
     children: list[int] = []
     for parent in parents:
-        state, (child,) = fork(state, parent) if parent in children else (state, [parent])
+        state, (child,) = duplicate(state, parent) if parent in children else (state, [parent])
         children.append(child)
     return state, attrs.evolve(
         plan,
         sample_rows=np.array(children, np.int32),
         sample_sources=plan.sample_sources[[sampling.index(parent) for parent in parents]],
         sample_arrivals=state.rows.arrival[children],
+        sample_numbers=state.rows.sample[children],
+        sample_positions=state.rows.n_known[children],
     )
 
 

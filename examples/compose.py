@@ -20,18 +20,17 @@ from nva.state.policy import Policy, first_come_first_served
 from nva.state.request import Request, request
 from nva.steps.submit import submit
 
-Tags = dict[str, float]  # user -> tokens asked for so far
+Served = dict[str, float]  # user, as the request's tag says -> tokens asked for so far
 
 
-def fair_step(tags: Tags, request: Request, arrival: int) -> tuple[Tags, float]:
+def fair_step(served: Served, request: Request, arrival: int) -> tuple[Served, float]:
     """Rank a request by the tokens its user asked for before it: whoever asked least goes first.
 
-    Start-time fair queueing (Goyal, Vin and Cheng 1996), for users who start together: a late one
-    would first be given the tag that is being served, lest the time before he came count as credit.
-    """
-    user, _, _ = str(request.id).partition("/")
-    start = tags.get(user, 0.0)
-    return {**tags, user: start + len(request.prompt) + (request.params.max_tokens or 0)}, start
+    Start-time fair queueing (Goyal, Vin and Cheng 1996), for users who start together. One who
+    comes late would start from the count that is being served: the time before isn't a credit."""
+    start = served.get(request.tag, 0.0)
+    asked = len(request.prompt) + (request.params.max_tokens or 0)
+    return {**served, request.tag: start + asked}, start
 
 
 fair = Policy(name="fair", init=dict, step=fair_step)
@@ -56,6 +55,11 @@ def chart(requests: Sequence[Request], outputs: Sequence[Output]) -> str:
     )
 
 
+def params_of(user: str) -> nva.SamplingParams:
+    """What a user asks of each answer; nva itself never reads the tag."""
+    return nva.SamplingParams(temperature=0, max_tokens=12, tag=user)
+
+
 def main() -> None:
     """Serve the same requests under two policies, two rows at a time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -65,11 +69,12 @@ def main() -> None:
         engine = nva.load(args.model, max_rows=2, max_model_len=256)
     except ValueError as error:
         parser.error(str(error))
-    ask = nva.SamplingParams(temperature=0, max_tokens=12)
-    asked = {f"ann/{i}": f"A sentence about the number {i}:" for i in range(6)} | {
-        "bob/0": "The capital of France is"
-    }
-    requests = [request(id_, engine.tokenizer.encode(text), ask) for id_, text in asked.items()]
+    asked = {f"ann/{i}": f"A sentence about the number {i}:" for i in range(6)}
+    asked["bob/0"] = "The capital of France is"
+    requests = [
+        request(name, engine.tokenizer.encode(text), params_of(name.partition("/")[0]))
+        for name, text in asked.items()
+    ]
     for policy in (first_come_first_served, fair):
         outputs = serve(engine, policy, requests)
         finished = {f.request.id: f.token_ids for output in outputs for f in output.finished}

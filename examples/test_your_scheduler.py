@@ -37,7 +37,8 @@ def cross_out(state: EngineState) -> tuple[EngineState, Plan]:
     if not len(kept):
         return state, plan
     planned = {name: getattr(plan, name)[kept] for name in ("rows", "starts", "counts")}
-    return state, attrs.evolve(plan, **planned, sample_sources=sources.astype(np.int32))
+    sources = sources.astype(np.int32)
+    return state, attrs.evolve(plan, **planned, sample_sources=sources, scores=())
 
 
 def hold_back(state: EngineState) -> tuple[EngineState, Plan]:

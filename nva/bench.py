@@ -1,12 +1,11 @@
 """What the benchmarks share: workloads with fixed seeds, an engine to serve them, clocks, tables.
 
-The law: a figure is measured by the loop of run.py with a clock around each part, and the machine's
-own limits are measured beside it in the same minute, because they move. Read next: the files in
-bench/, one for each question."""
+The law: a figure is measured by the engine's one step, observed by a clock, and the machine's own
+limits are measured beside it in the same minute, because they move. Read next: loop.py for the
+step; the files in bench/, one for each question."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -20,20 +19,19 @@ import attrs
 import torch
 
 from nva.engine import Engine
-from nva.forward import empty_kv, make_forward
 from nva.kernels import backend
-from nva.loading.load import load
-from nva.loop import Steps, step
+from nva.loading.load import assemble, load
+from nva.loop import step
 from nva.models.checkpoint import Checkpoint, resolve_dtype
-from nva.models.params import EXPERTS, random_params
+from nva.models.params import layer_table, random_params
 from nva.models.registry import read_model
 from nva.state.engine import empty, is_busy
+from nva.state.events import Arrive
 from nva.state.limits import Limits
-from nva.state.request import SamplingParams, request
+from nva.state.request import Request, SamplingParams, request
 from nva.state.rows import Rows, running
-from nva.steps.sample import filter_gaps, sample
-from nva.steps.submit import submit
-from nva.text.detokenize import TextStream, detokenizer, read, text_stream
+from nva.steps.apply import apply
+from nva.text.detokenize import TextStream, read, text_stream
 
 PARTS = ("schedule", "pack", "forward", "sample", "commit", "detokenize")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -92,11 +90,14 @@ def _ids(rng: random.Random, n: int) -> list[int]:
 def fitted(workload: Workload, vocab_size: int) -> Workload:
     """The workload in ids below a vocabulary's size; those that are stay as they are."""
     first = min(100, vocab_size // 2)
-    prompts = [
-        [id_ if id_ < vocab_size else first + id_ % (vocab_size - first) for id_ in p]
-        for p in workload.prompts
-    ]
+    prompts = [_fitted(prompt, first, vocab_size) for prompt in workload.prompts]
     return attrs.evolve(workload, prompts=prompts)
+
+
+def _fitted(ids: list[int], first: int, vocab_size: int) -> list[int]:
+    """The ids, those beyond the vocabulary replaced by others of [first, vocab_size)."""
+    n = vocab_size - first
+    return [id_ if id_ < vocab_size else first + id_ % n for id_ in ids]
 
 
 def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Engine:
@@ -105,27 +106,18 @@ def open_model(name: str | None, dtype: str = "bfloat16", **options: Any) -> Eng
         return load(name, dtype=dtype, **options)
     spec, weights = read_model(SHAPES[name])
     checkpoint = Checkpoint(
-        folder=Path(name), config=SHAPES[name], generation_config={}, spec=spec, weights=weights
+        folder=Path(name),  # which isn't there
+        config=SHAPES[name],
+        generation_config={},
+        spec=spec,
+        weights=weights,
     )
-    kernels, kind = backend("cpu"), resolve_dtype(dtype, SHAPES[name])
+    device = backend("cpu")
+    kind = resolve_dtype(dtype, checkpoint)
+    params = random_params(spec, kind, torch.Generator().manual_seed(0), device.kernels)
     sizes = {"max_model_len": 2304, "n_blocks": 2304, **options}
-    limits = Limits(vocab_size=spec.vocab_size, block_size=kernels.block_size, **sizes)
-    return Engine(
-        name=name,
-        checkpoint=checkpoint,  # whose folder isn't there
-        params=random_params(spec, kind, torch.Generator().manual_seed(0), kernels),
-        forward=make_forward(spec, limits, kernels),
-        kv=empty_kv(spec, limits, kind),
-        state=empty(limits),
-        tokenizer=None,
-        reader=None,
-        detokenizer=detokenizer(None),
-        eos_ids=frozenset(),
-        steps=Steps(
-            sample=functools.partial(sample, filter_=kernels.make_filter_gaps(filter_gaps))
-        ),
-        defaults={},
-    )
+    limits = Limits(vocab_size=spec.vocab_size, block_size=device.block_size, **sizes)
+    return assemble(checkpoint, params, limits, device, kind)
 
 
 @attrs.frozen(kw_only=True)
@@ -162,18 +154,19 @@ class Report:
 
     @property
     def n_output(self) -> int:
+        """Tokens of the answers."""
         return sum(self.workload.output_lens)
 
     @property
     def n_total(self) -> int:
+        """Tokens of prompts and answers."""
         return self.n_output + sum(map(len, self.workload.prompts))
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the time that each part took."""
-        return {
-            part: sum(step.seconds[part] for step in self.steps) / self.seconds for part in PARTS
-        }
+        seconds = {part: sum(step.seconds[part] for step in self.steps) for part in PARTS}
+        return {part: each / self.seconds for part, each in seconds.items()}
 
     @property
     def host_share(self) -> float:
@@ -187,30 +180,34 @@ def serve(engine: Engine, workload: Workload) -> Report:
 
     Ids that the model's vocabulary doesn't have are replaced by others.
     """
-    workload = fitted(workload, engine.state.limits.vocab_size)
-    asked = [
-        SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in workload.output_lens
-    ]
-    requests = [
-        request(i, ids, params)
-        for i, (ids, params) in enumerate(zip(workload.prompts, asked, strict=True))
-    ]
-    engine.state = submit(
-        empty(engine.state.limits, engine.state.policy, engine.state.seed), requests
-    )
+    # 1. All requests arrive at a state that has forgotten what it served.
+    before = engine.state
+    workload = fitted(workload, before.limits.vocab_size)
+    requests: list[Request] = []
+    for prompt, n in zip(workload.prompts, workload.output_lens, strict=True):
+        params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
+        requests.append(request(len(requests), prompt, params))
+    idle = empty(before.limits, before.policy, before.seed)
+    engine.state, _ = apply(idle, Arrive(requests))
+
+    # 2. Steps, until all are answered.
     streams = [text_stream(engine.detokenizer) for _ in requests]
-    steps, times, start = list[Step](), [list[float]() for _ in requests], time.perf_counter()
+    steps: list[Step] = []
+    times: list[list[float]] = [[] for _ in requests]
+    start = time.perf_counter()
     while is_busy(engine.state):
         timed, answered = _step(engine, streams)
         steps.append(timed)
+        now = time.perf_counter() - start
         for i in answered:
-            times[i].append(time.perf_counter() - start)
-    seconds, first, last = (
-        time.perf_counter() - start,
-        [each[0] for each in times],
-        [each[-1] for each in times],
+            times[i].append(now)
+    return Report(
+        workload=workload,
+        steps=steps,
+        seconds=time.perf_counter() - start,
+        first=[each[0] for each in times],
+        last=[each[-1] for each in times],
     )
-    return Report(workload=workload, steps=steps, seconds=seconds, first=first, last=last)
 
 
 def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
@@ -223,20 +220,25 @@ def _step(engine: Engine, streams: list[TextStream]) -> tuple[Step, list[int]]:
         seen[part] = result
         return result
 
+    # 1. The step, and the text of its tokens.
     engine.state, engine.kv, output = step(
         engine.steps, engine.forward, engine.params, engine.state, engine.kv, observe
     )
-    state, plan = seen["schedule"]
     answered = [int(found.id) for found in output.requests]
     for i, token in zip(answered, output.tokens.tolist(), strict=True):
         streams[i], _ = read(streams[i], [token])
     observe("detokenize", None)
-    seconds = dict(
-        zip(PARTS, (after - before for before, after in itertools.pairwise(marks)), strict=True)
+
+    # 2. What it took.
+    state, plan = seen["schedule"]
+    seconds = [after - before for before, after in itertools.pairwise(marks)]
+    timed = Step(
+        seconds=dict(zip(PARTS, seconds, strict=True)),
+        n_tokens=plan.n_tokens,
+        rows=state.rows,
+        block_size=state.limits.block_size,
     )
-    return Step(
-        seconds=seconds, n_tokens=plan.n_tokens, rows=state.rows, block_size=state.limits.block_size
-    ), answered
+    return timed, answered
 
 
 def best(function: Callable[[], Any], n: int = 5) -> float:
@@ -258,19 +260,23 @@ def bandwidth() -> float:
 
 def matmul_limit(dtype: torch.dtype = torch.bfloat16, n: int = 1024) -> float:
     """Operations per second of torch's own product of square matrices."""
-    a, b = torch.ones(n, n, dtype=dtype), torch.ones(n, n, dtype=dtype)
+    a = torch.ones(n, n, dtype=dtype)
+    b = torch.ones(n, n, dtype=dtype)
     return 2 * n**3 / best(lambda: a @ b)
 
 
 def _used(engine: Engine) -> Iterator[tuple[Any, float]]:
     """Each weight of the layers, and what share of it one token is multiplied with: of experts only
     the active ones."""
-    for layer, experts in zip(engine.params["layers"], engine.checkpoint.spec.experts, strict=True):
+    spec = engine.checkpoint.spec
+    for i, layer in enumerate(engine.params["layers"]):
+        table = layer_table(spec, i)
+        experts = spec.experts[i]
         for name, weight in layer.items():
-            yield (
-                weight,
-                experts.n_active / experts.n_experts if experts and name in EXPERTS else 1.0,
-            )
+            share = 1.0
+            if experts is not None and table[name].kind == "experts":
+                share = experts.n_active / experts.n_experts
+            yield weight, share
 
 
 def weight_bytes(engine: Engine) -> float:
@@ -308,11 +314,12 @@ def goal(value: float, at_least: float | None = None, at_most: float | None = No
     """How a figure stands to what is wanted of it, such as ">= 1.5: missed by 12 %"."""
     if at_least is None and at_most is None:
         return "none"
-    sign, wanted, gap = (">=", at_least, -1) if at_most is None else ("<=", at_most, 1)
-    missed = gap * (value / wanted - 1)
-    return f"{sign} {_text(float(wanted))}: " + (
-        "met" if missed <= 0 else f"missed by {_text(100 * missed)} %"
-    )
+    if at_most is None:
+        sign, wanted, missed = ">=", at_least, 1 - value / at_least
+    else:
+        sign, wanted, missed = "<=", at_most, value / at_most - 1
+    verdict = "met" if missed <= 0 else f"missed by {_text(100 * missed)} %"
+    return f"{sign} {_text(float(wanted))}: {verdict}"
 
 
 def throughput(engine: Engine, workload: Workload) -> dict[str, Any]:
@@ -333,16 +340,18 @@ def latency(engine: Engine, workload: Workload) -> dict[str, Any]:
     """Serve one request twice and tell of the second: the time to its first token, and that of each
     after it."""
     serve(engine, workload)
-    limit, report = bandwidth(), serve(engine, workload)
+    limit = bandwidth()
+    report = serve(engine, workload)
     per_token = (report.last[0] - report.first[0]) / max(1, report.n_output - 1)
     length = len(workload.prompts[0]) + report.n_output / 2  # that a token reads, on average
+    n_read = weight_bytes(engine) + length * kv_bytes(engine)
     return {
         "model": engine.name,
         "first token ms": report.first[0] * 1e3,
         "ms per token": per_token * 1e3,
         "tokens/s": 1 / per_token,
         "bandwidth GB/s": limit / 1e9,
-        "share of it": (weight_bytes(engine) + length * kv_bytes(engine)) / per_token / limit,
+        "share of it": n_read / per_token / limit,
         "host share": report.host_share,
     }
 
@@ -351,11 +360,10 @@ def quick(model: str | None, dtype: str, n: int) -> None:
     """What `nva bench` prints: n requests together, then one alone. bench/ asks more, with more
     options."""
     engine = open_model(model, dtype, max_rows=n, max_model_len=1024)
-    show(
-        "many requests together",
-        [throughput(engine, random_workload(0, n, (100, 512), (100, 256)))],
-    )
-    show("one request alone", [latency(engine, random_workload(1, 1, (64, 64), (128, 128)))])
+    together = random_workload(0, n, (100, 512), (100, 256))
+    show("many requests together", [throughput(engine, together)])
+    alone = random_workload(1, 1, (64, 64), (128, 128))
+    show("one request alone", [latency(engine, alone)])
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], path: str | None = None) -> None:
@@ -365,7 +373,8 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], path: str | None = None)
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     print(title)
     for line in (names, *cells):
-        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+        padded = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
+        print("  ".join(padded))
     if path:
         Path(path).write_text(json.dumps({"title": title, "rows": list(rows)}, indent=2))
 

@@ -1,35 +1,30 @@
 """Prompts in, text out: the engine's one loop with a tokenizer on both ends.
 
-`step` is that loop's body; `stream` turns it for as long as its own requests are unanswered,
-`generate` collects a stream, `run` loads a model first. The law: each request is answered once, in
-full, whatever else the engine serves, whoever calls for its steps, and wherever one is interrupted.
-Read next: steps/schedule.py, where a step begins; answers.py, where it ends; load.py makes the
-Engine."""
+`stream` makes requests of prompts and gives their answers as they come, `astream` the same for
+asyncio, `generate` collects a stream, `run` loads a model first. The law: each request is answered
+once, in full, whatever else the engine serves, whoever calls for its steps, and wherever one is
+interrupted. Read next: streams.py, what is read; loop.py, the step; steps/schedule.py, where a step
+begins; loading/load.py, which makes the Engine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING
+import itertools
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from nva.engine import Engine, step, sweep
+from nva.engine import Engine
+from nva.kernels import Change, Kernels
 from nva.loading.load import load
 from nva.loading.options import LoadOptions, Options
+from nva.loop import Steps
 from nva.state.checks import takes_fields_of
-from nva.state.request import Request, SamplingParams, request
-from nva.steps.submit import submit
-from nva.text.answers import (
-    Completion,
-    Event,
-    TextDelta,
-    Transcript,
-    expect,
-    take_events,
-    transcript,
-)
+from nva.state.request import SamplingParams, request
+from nva.steps.submit import check_fits
+from nva.streams import AsyncStream, Stream
+from nva.text.answers import Completion, StreamEvent, TextDelta, Transcript, transcript
 from nva.text.images import encode_prompt
 from nva.text.prompts import PROMPT_FORMS, Prompt
 
@@ -37,19 +32,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Prompts = Prompt | Sequence[Prompt]
-Params = SamplingParams | Sequence[SamplingParams] | None
+Params = SamplingParams | Sequence[SamplingParams | None] | None
 
 
 @takes_fields_of(Options)
 def run(
     prompts: Prompts,
     params: Params = None,
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    kernels: Kernels | Change | None = None,
+    steps: Steps | None = None,
     **options: Unpack[LoadOptions],
 ) -> list[Completion]:
     """Answer prompts with a model: load it, generate, forget it. Arguments are those of generate()
     and load()."""
-    return generate(load(model, **options), prompts, params)
+    engine = load(model, kernels=kernels, steps=steps, **options)
+    return generate(engine, prompts, params)
 
 
 def generate(
@@ -62,7 +61,8 @@ def generate(
     options, an answer to continue. For a model that sees, content may be a list of {"type": "text",
     "text": ...} and {"type": "image", "image": path or PIL image}. params: one record for all
     prompts or one for each; unset fields take the checkpoint's generation_config. Raises
-    ValueError, with nothing queued, for a prompt or parameter that can't be served."""
+    ValueError, with nothing queued, for a prompt or parameter that can't be served; it names the
+    prompt by its place in `prompts`, from 0."""
     listed = list(completions(engine, prompts, params, progress))
     return sorted(listed, key=lambda completion: completion.index)
 
@@ -71,110 +71,137 @@ def completions(
     engine: Engine, prompts: Prompts, params: Params = None, progress: bool = False
 ) -> Generator[Completion]:
     """What generate() collects: the Completions, each as soon as it is there."""
-    with closing(stream(engine, prompts, params)) as events:
-        for event in _with_progress(events, len(_listed(prompts))) if progress else events:
+    with stream(engine, prompts, params) as events:
+        n = len(events.transcripts)
+        for event in _with_progress(events, n) if progress else events:
             if isinstance(event, Completion):
                 yield event
 
 
-def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Generator[Event]:
+def answers(
+    engine: Engine, asked: Iterable[tuple[Prompt, SamplingParams]], window: int
+) -> Generator[tuple[int, Completion | ValueError]]:
+    """The Completion of each prompt with its number, in the order in which they end. A prompt that
+    can't be served gives the ValueError that says why, and harms no other.
+
+    `asked` is read as answers come, so that at most `window` prompts are held at a time. Closing
+    the iterator early aborts what is unanswered.
+    """
+    left = enumerate(asked)
+    streams: dict[int, Stream] = {}
+    try:
+        while True:
+            for number, (prompt, params) in itertools.islice(left, window - len(streams)):
+                try:
+                    asked_one = _transcripts(engine, [prompt], [params], first=number)
+                    streams[number] = Stream(engine, asked_one)
+                except ValueError as error:
+                    yield number, error
+            if not streams:
+                return
+            # Each stream in turn gives what is there, or takes a step until something is.
+            for number, events in [*streams.items()]:
+                event = next(events)
+                if isinstance(event, Completion):
+                    del streams[number]
+                    yield number, event
+    finally:
+        for events in streams.values():
+            events.close()
+
+
+def stream(engine: Engine, prompts: Prompts, params: Params = None) -> Stream:
     """Increments of every sample as they come, and each prompt's Completion at its end.
 
     Bad input raises at the call, as in generate(); the prompts are queued when the first event is
-    read. Closing the iterator early aborts what is unanswered. Several streams of one engine may be
-    read in turn, and by several threads, each its own: a step serves all."""
-    with engine.lock:
-        requests = _requests(engine, prompts, params)
-        submit(engine.state, requests)  # raises what queueing them would raise
-        engine.n_requests += len(requests)
-    transcripts = [
-        transcript(request, index, engine.detokenizer) for index, request in enumerate(requests)
-    ]
-    return _events(engine, transcripts)
-
-
-def _events(engine: Engine, transcripts: Sequence[Transcript]) -> Generator[Event]:
-    """Queue the requests, step until all are answered, and pass their events on; at the end none is
-    in flight."""
-    ids = {each.request.id for each in transcripts}
-    n_open = len(ids)
-    try:
-        with engine.lock:
-            engine.state = submit(engine.state, [each.request for each in transcripts])
-            engine.answers = expect(engine.answers, transcripts)
-        while n_open:
-            for event in _next_events(engine, ids):
-                n_open -= isinstance(event, Completion)
-                yield event
-    finally:
-        engine.closed.append(ids)
-        with engine.lock:
-            sweep(engine)
-
-
-def _next_events(engine: Engine, ids: Collection[int]) -> list[Event]:
-    """What these requests were told, by another's step or by one now; perhaps nothing yet."""
-    with engine.lock:
-        if engine.answers.events.keys().isdisjoint(ids):
-            step(engine)
-        engine.answers, events = take_events(engine.answers, ids)
-        return events
-
-
-def _requests(engine: Engine, prompts: Prompts, params: Params) -> list[Request]:
-    """The prompts as requests, all valid; ids continue the engine's count."""
+    read. abort() has the unanswered end with what they have, close() reads no more; both may be
+    called from other threads. Several streams of one engine may be read in turn, and by several
+    threads: a step serves all."""
     listed = _listed(prompts)
-    each = (
-        [params] * len(listed) if params is None or isinstance(params, SamplingParams) else params
-    )
-    if not isinstance(each, Sequence) or not all(
-        found is None or isinstance(found, SamplingParams) for found in each
-    ):
-        raise ValueError(
-            f"params is {params!r:.80}; give nva.SamplingParams(...), or a list of one for each "
-            "prompt"
-        )
-    if len(each) != len(listed):
-        raise ValueError(
-            f"{len(listed)} prompts came with {len(each)} params; give one record, or one per "
-            "prompt"
-        )
-    return [
-        _request(engine, number, *pair)
-        for number, pair in enumerate(zip(listed, each, strict=True))
-    ]
+    return Stream(engine, _transcripts(engine, listed, _one_each(params, len(listed))))
 
 
-def _request(engine: Engine, number: int, prompt: Prompt, params: SamplingParams | None) -> Request:
-    params = (params or SamplingParams()).resolve(engine.defaults)
-    stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else engine.eos_ids)}
-    try:
+def astream(engine: Engine, prompts: Prompts, params: Params = None) -> AsyncStream:
+    """stream() for asyncio: `async for event in nva.astream(engine, prompts)`.
+
+    The event loop is never held up, and any number of streams share the engine's steps. Cancelling
+    who reads ends what it asked. Bad input raises when the first event is asked for."""
+    return AsyncStream(engine, lambda: stream(engine, prompts, params))
+
+
+def _transcripts(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams | None],
+    first: int = 0,
+) -> list[Transcript]:
+    """What will be told of each prompt, as a request that fits the engine. `first` is the number
+    of the first prompt, for who reads an error. Raises ValueError for a prompt that can't be
+    served."""
+    ids = list(itertools.islice(engine.ids, len(prompts)))
+    found: list[Transcript] = []
+    for number, (id_, prompt, each) in enumerate(zip(ids, prompts, params, strict=True), first):
+        try:
+            found.append(_transcript(engine, prompt, each, id_, number - first, ids[0]))
+        except ValueError as error:
+            # The engine's own count of requests means nothing to who called.
+            said = str(error).removeprefix(f"request {id_!r}: ")
+            raise ValueError(f"prompt {number}: {said}") from error
+    return found
+
+
+def _transcript(
+    engine: Engine, prompt: Prompt, params: SamplingParams | None, id_: int, index: int, call: int
+) -> Transcript:
+    resolved = (params or SamplingParams()).resolve(engine.defaults)
+    ends = frozenset[int]() if resolved.ignore_eos else engine.eos_ids
+    with engine.encoding:
         ids, media = encode_prompt(engine.tokenizer, engine.reader, prompt)
-    except ValueError as error:
-        raise ValueError(f"prompt {number}: {error}") from error
-    return request(
-        engine.n_requests + number, ids, params, stop_ids=frozenset(stop_ids), media=media
-    )
+    stop_ids = ends.union(resolved.stop_token_ids)
+    asked = request(id_, ids, resolved, stop_ids=stop_ids, media=media)
+    check_fits(asked, engine.state.limits)
+    return transcript(asked, index, call, engine.detokenizer)
+
+
+def _one_each(params: Params, n: int) -> Sequence[SamplingParams | None]:
+    """The parameters of each of n prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * n
+    form = "give nva.SamplingParams(...), or a list of one for each prompt"
+    each: Any = params
+    if not isinstance(each, Sequence) or isinstance(each, (str, bytes)):
+        raise ValueError(f"params is {each!r:.80}; {form}")
+    listed = cast("Sequence[Any]", each)
+    if len(listed) != n:
+        raise ValueError(
+            f"{n} prompts came with {len(listed)} params; give one record, or one per prompt"
+        )
+    for number, found in enumerate(listed):
+        if found is not None and not isinstance(found, SamplingParams):
+            raise ValueError(f"prompt {number}: its params are {found!r:.80}; {form}")
+    return listed
 
 
 def _listed(prompts: Prompts) -> list[Prompt]:
     """A list of prompts, where one alone may have been given. A list of whole numbers is one
     prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, (Sequence, np.ndarray)) or isinstance(prompts, (bytes, bytearray)):
-        raise ValueError(f"prompts is {prompts!r:.80}; give {PROMPT_FORMS}, or a list of these")
-    if isinstance(prompts, np.ndarray) and prompts.ndim != 1:
+    given: Any = prompts
+    if isinstance(given, (str, Mapping)):
+        return [cast(Prompt, given)]
+    if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (bytes, bytearray)):
+        raise ValueError(f"prompts is {given!r:.80}; give {PROMPT_FORMS}, or a list of these")
+    listed = cast("Sequence[Any]", given)
+    if isinstance(given, np.ndarray) and given.ndim != 1:
         raise ValueError(
-            f"prompts is an array of shape {prompts.shape}; give list(array) if each row is a "
+            f"prompts is an array of shape {np.shape(listed)}; give list(array) if each row is a "
             "prompt"
         )
-    if len(prompts) > 0 and not isinstance(prompts[0], (str, Mapping, Sequence, np.ndarray)):
-        return [prompts]  # pyright: ignore[reportReturnType] - not a list of prompts, by the tests above
-    return list(prompts)  # pyright: ignore[reportReturnType]
+    if len(listed) > 0 and not isinstance(listed[0], (str, Mapping, Sequence, np.ndarray)):
+        return [listed]
+    return list(listed)
 
 
-def _with_progress(events: Iterator[Event], n: int) -> Iterator[Event]:
+def _with_progress(events: Iterator[StreamEvent], n: int) -> Iterator[StreamEvent]:
     """The events, with a bar on stderr that counts answered prompts and tokens per second."""
     from tqdm import tqdm
 

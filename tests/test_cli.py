@@ -1,6 +1,7 @@
 """The command line: flags reach the records, answers stdout; mistakes end in one line; chat keeps
 what was said."""
 
+import importlib
 import io
 import json
 import signal
@@ -11,10 +12,15 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
+from nva.cli import flags
 from nva.cli import main as cli
+from nva.loading import load as loading
 from nva.loading.options import Options
+from nva.models import registry
 from nva.state.request import SamplingParams
 from nva.text.answers import Completion, Sample, TextDelta
+
+running = importlib.import_module("nva.run")  # `nva.run` is the function
 
 
 def completion(index=0, texts=("Hi.",), n_cached=0, reason="stop") -> Completion:
@@ -57,14 +63,16 @@ def calls(monkeypatch):
         finally:
             asked.closed += 1
 
-    for function in (load, completions, stream):
-        monkeypatch.setattr(cli, function.__name__, function)
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(running, "completions", completions)
+    monkeypatch.setattr(running, "stream", stream)
     return asked
 
 
 def test_every_field_has_a_flag():
-    assert set(cli.SAMPLING) | {"seed"} == {field.name for field in attrs.fields(SamplingParams)}
-    assert set(cli.LOADING) == {field.name for field in attrs.fields(Options)}
+    fields = {field.name for field in attrs.fields(SamplingParams)}
+    assert set(flags.SAMPLING) | {"seed", "tag"} == fields
+    assert set(flags.LOADING) == {field.name for field in attrs.fields(Options)}
 
 
 FLAGS = {
@@ -88,7 +96,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("name", cli.SAMPLING)
+@pytest.mark.parametrize("name", flags.SAMPLING)
 def test_a_flag_reaches_sampling(calls, name):
     values, expected = FLAGS[name]
     flag = "--" + name.replace("_", "-")
@@ -195,7 +203,7 @@ MISTAKES = {
     "run x --logit-bias 5": "logit_bias has 5: ''",
     "run x --stop-token-ids a": "stop_token_ids is ('a',)",
     "run x --logprobs 2": "logprobs can be seen with --json only",
-    "run x --file no/such/file": "No such file or directory: 'no/such/file'",
+    "run x --file no/such/file": "--file no/such/file can't be read: No such file or directory",
     "run x --raw --system s": "--system needs a chat template",
     "run x --template-option thinking": "--template-option is 'thinking'; give NAME=VALUE",
     "run x --raw --template-option a=1": "--template-option needs a chat template",
@@ -281,7 +289,7 @@ def test_chat_asks_with_all_that_was_said(calls, capsys, monkeypatch):
 
 def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
     handler = signal.getsignal(signal.SIGINT)
-    plain = cli.stream
+    plain = running.stream
 
     def interrupted(engine, prompt, params):
         events = plain(engine, prompt, params)
@@ -290,7 +298,7 @@ def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         yield from events
 
-    monkeypatch.setattr(cli, "stream", interrupted)
+    monkeypatch.setattr(running, "stream", interrupted)
     type_lines(monkeypatch, "one", KeyboardInterrupt, "two")
     assert cli.main(["chat"]) == 0
     assert contents(calls.prompts[1]) == ["one", "Hi.", "two"]
@@ -300,14 +308,14 @@ def test_ctrl_c_cuts_the_answer_only(calls, capsys, monkeypatch):
 
 
 def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
-    plain = cli.stream
+    plain = running.stream
 
     def refusing(engine, prompt, params):
         if "too long" in contents(prompt):
             raise ValueError("the prompt is too long")
         return plain(engine, prompt, params)
 
-    monkeypatch.setattr(cli, "stream", refusing)
+    monkeypatch.setattr(running, "stream", refusing)
     type_lines(monkeypatch, "too long", "two")
     assert cli.main(["chat"]) == 0
     assert contents(calls.prompts[0]) == ["two"]
@@ -316,7 +324,7 @@ def test_a_question_that_fails_is_forgotten(calls, capsys, monkeypatch):
 
 def test_ctrl_c_ends_a_run_quietly(calls, monkeypatch):
     monkeypatch.setattr(
-        cli, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        running, "completions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     assert cli.main(["run", "x"]) == 130
 
@@ -333,7 +341,7 @@ def test_answers_are_printed_in_order_as_they_come_and_kept_at_an_interrupt(
             seen.append(capsys.readouterr().out.count("Answer"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "completions", completions)
+    monkeypatch.setattr(running, "completions", completions)
     assert cli.main(["run", "a", "b", "c", "d", "--quiet", *form]) == 130
     assert seen == [0, 2, 0]
     assert capsys.readouterr().out.count("Answer 3") == 1
@@ -352,12 +360,12 @@ def test_images_need_a_chat_template(calls, capsys):
 
 
 def test_models_lists_every_family_and_how_it_is_verified(capsys, monkeypatch):
-    monkeypatch.setitem(cli.FAMILIES, "MyForCausalLM", None)
-    monkeypatch.setitem(cli.VERIFIED, "MyForCausalLM", ())
+    monkeypatch.setitem(registry.FAMILIES, "MyForCausalLM", None)
+    monkeypatch.setitem(registry.VERIFIED, "MyForCausalLM", ())
     assert cli.main(["models"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     listed = {name: claims.strip() for name, claims in lines.items()}
-    assert listed.keys() == cli.FAMILIES.keys()
+    assert listed.keys() == registry.FAMILIES.keys()
     assert listed["MyForCausalLM"] == "not verified here"
     assert listed["LlamaForCausalLM"].startswith(
         "logits equal to transformers'; real text of SmolLM2 135M"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from nva.cli import doctor
@@ -68,6 +69,130 @@ def test_a_laptop_is_healthy_and_told_so(diagnosed):
     found = diagnosed({"torch": "2.9.0", "n_devices": 0}, without=("dev", "usr"))
     assert found["NPU"].found == "none: CPU path only"
     assert is_healthy(list(found.values()))
+
+
+LAPTOP = {"torch": "2.9.0", "n_devices": 0, "n_threads": 2, "instructions": "AVX512"}
+
+
+@pytest.fixture
+def laptop(tmp_path, monkeypatch):
+    """A function to the findings on a machine with a CPU alone, by subject."""
+    monkeypatch.setattr(doctor, "n_cores", lambda root: 2)
+    monkeypatch.setattr(doctor, "cpu_quota", lambda root: None)
+    monkeypatch.setattr(doctor, "cache_folder", lambda: tmp_path / "cache")
+
+    def laptop(torch=LAPTOP, **environment):
+        monkeypatch.setattr(doctor, "probe_torch", lambda _: torch)
+        meminfo = "MemTotal: 9999999 kB\nMemAvailable: 8388608 kB\n"
+        files = {"proc/meminfo": meminfo, "proc/cpuinfo": "model name\t: Some CPU\n"}
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            if not (tmp_path / path).exists():
+                (tmp_path / path).write_text(text)
+        found = diagnose(Machine(root=tmp_path, environment={"PATH": "/usr/bin", **environment}))
+        return {finding.subject: finding for finding in found}
+
+    return laptop
+
+
+def test_a_laptop_is_described(laptop, tmp_path):
+    found = laptop()
+    assert is_healthy(list(found.values()))
+    assert found["processor"].found == "Some CPU (AVX512)"
+    assert found["threads"].found.startswith("2 threads on 2 cores")
+    assert found["memory"].found == "8.0 GiB free, a container's limit counted"
+    assert found["kernel cache"].found == f"{tmp_path / 'cache/kernels'} (0 kept there)"
+    assert f"numpy {np.__version__}" in found["packages"].found
+    assert (
+        "transformers 5" in found["packages"].found or "transformers 4" in found["packages"].found
+    )
+    assert laptop({**LAPTOP, "gpus": ["H200"]})["NPU"].found == "none: GPU: H200"
+
+
+def test_a_laptop_without_a_compiler_is_told_what_it_costs(laptop, tmp_path):
+    found = laptop(PATH=str(tmp_path))["compiler"]
+    assert (found.level, found.found) == ("note", "none")
+    assert "install g++" in found.advice
+    found = laptop(CXX="no-such-compiler")["compiler"]
+    assert (found.level, found.found) == ("note", "CXX is no-such-compiler, which is not found")
+    assert laptop(CXX="cat")["compiler"].found == "/usr/bin/cat"
+
+
+def test_more_threads_than_cores_are_noted(laptop):
+    found = laptop({**LAPTOP, "n_threads": 16}, OMP_NUM_THREADS="16")["threads"]
+    assert found.level == "note"
+    assert "OMP_NUM_THREADS=16" in found.found
+    assert "set OMP_NUM_THREADS=2" in found.advice
+    assert laptop(OMP_NUM_THREADS="1")["threads"].level == "ok"
+
+
+def test_a_quota_is_named(laptop, monkeypatch):
+    monkeypatch.setattr(doctor, "cpu_quota", lambda root: 2)
+    assert "by a limit of 2" in laptop()["threads"].found
+
+
+def test_little_memory_is_noted(laptop, tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 1048576 kB\n")
+    found = laptop()["memory"]
+    assert (found.level, found.found.split()[0]) == ("note", "1.0")
+
+
+def test_memory_that_is_not_told_is_noted(laptop, monkeypatch):
+    def unknown(_):
+        raise ValueError("this system doesn't tell; give cache_memory or n_blocks")
+
+    monkeypatch.setattr(doctor, "free_memory", unknown)
+    found = laptop()["memory"]
+    assert (found.level, found.found) == ("note", "unknown")
+    assert "give cache_memory" in found.advice
+
+
+def test_a_cache_that_keeps_nothing_is_noted(laptop, tmp_path, monkeypatch):
+    (tmp_path / "cache/kernels").mkdir(parents=True)
+    (tmp_path / "cache/kernels/cpu-1.so").touch()
+    assert "1 kept there" in laptop()["kernel cache"].found
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor.os, "access", lambda *_: False)
+        found = laptop()["kernel cache"]
+    assert found.level == "note"
+    assert "not writable" in found.found
+    assert "XDG_CACHE_HOME" in found.advice
+    with monkeypatch.context() as patch:
+        flags = type("flags", (), {"f_flag": doctor.os.ST_NOEXEC})
+        patch.setattr(doctor.os, "statvfs", lambda _: flags)
+        assert "mounted noexec" in laptop()["kernel cache"].found
+
+    def refuse():
+        raise PermissionError("/tmp/nva-5 belongs to someone else")
+
+    monkeypatch.setattr(doctor, "cache_folder", refuse)
+    assert "belongs to someone else" in laptop()["kernel cache"].found
+
+
+def test_a_package_that_is_missing_is_a_problem_and_an_extra_a_note(laptop, monkeypatch):
+    version = doctor.importlib.metadata.version
+
+    def without(name):
+        if name in ("safetensors", "pillow"):
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", without)
+    found = laptop()
+    assert (found["packages"].level, found["packages"].advice) == ("problem", "install safetensors")
+    assert (found["pillow"].level, found["pillow"].advice) == (
+        "note",
+        "if you need it: pip install 'nva[vision]'",
+    )
+
+
+def test_the_probe_finds_out_what_this_machine_has():
+    """In a process of its own; this one may have torch or not."""
+    found = doctor.probe_torch(Machine())
+    assert "error" not in found
+    assert found["n_threads"] >= 1
+    assert found["instructions"]
 
 
 TOOLKIT = "usr/local/Ascend/ascend-toolkit"

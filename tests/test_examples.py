@@ -7,7 +7,6 @@ import doctest
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -19,17 +18,21 @@ from transformers import PreTrainedModel
 import nva
 from examples import beam_search as beam_search_example
 from examples import compose as compose_example
+from examples import own_kernel as kernel
+from examples import own_sampler as sampler
+from examples import own_scheduler as scheduler
 from examples import test_your_scheduler as scheduler_example
 from examples.beam_search import REQUEST_ID, advance, beam_search, begin
 from examples.compose import fair, serve
-from nva.forward import make_forward
-from nva.kernels import reference
-from nva.state.engine import check, empty
+from nva.kernels import Kernels, reference
+from nva.state.engine import check
+from nva.state.plan import Draw, Sampled
 from nva.state.policy import first_come_first_served
 from nva.state.request import request
-from nva.steps.commit import abort
+from nva.steps.apply import abort
 from nva.testing import Arrive
 from tests.checkpoints import CASES, build
+from tests.steps.test_sample import draw_of
 
 BLOCK_SIZE, N_BLOCKS, MAX_TOKENS = 4, 40, 12
 PROMPTS = [
@@ -37,7 +40,17 @@ PROMPTS = [
 ]
 STOPS = {"one": {2}, "some": {5, 11, 40}, "many": {*range(0, 97, 4)}}
 
+GREEDY = nva.SamplingParams(temperature=0, max_tokens=12)
+
 Models = tuple[nva.Engine, PreTrainedModel]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint without a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    build(CASES["llama"], folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -147,7 +160,7 @@ def test_fair_queueing_serves_a_light_user_early_and_changes_no_token(models: Mo
     engine, _ = models
     ids = ["ann/0", "ann/1", "ann/2", "ann/3", "ann/4", "ann/5", "ann/6", "bob/0"]
     requests = [
-        request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6))
+        request(id_, [i, 3, 5], nva.SamplingParams(temperature=0, max_tokens=6, tag=id_[:3]))
         for i, id_ in enumerate(ids)
     ]
     runs = {
@@ -180,6 +193,105 @@ def test_the_loop_by_hand_samples_by_the_engine_s_own_sampler(models: Models) ->
     serve(engine, first_come_first_served, [request("ann/0", [1, 2, 3], ask)])
     engine.steps = plain
     assert calls == [1, 1, 1]
+
+
+# Steps and kernels of one's own
+
+
+def test_a_scheduler_of_ones_own_is_served_and_changes_no_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "CHUNK", 2)
+    prompts = [[1, 2, 3], [i * 7 % 97 for i in range(18)]]
+    sizes, tokens = [], []
+    for steps in (nva.Steps(), nva.Steps(schedule=scheduler.gentle)):
+        engine = nva.load(folder, steps=steps, max_batched_tokens=8)
+        sizes.append(scheduler.largest_step(engine, prompts, max_tokens=6))
+        answers = nva.generate(engine, prompts, nva.SamplingParams(temperature=0, max_tokens=6))
+        tokens.append([answer.token_ids for answer in answers])
+    assert sizes == [8, 3]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_sampler_of_ones_own_leaves_out_what_it_says(folder: Path) -> None:
+    """The tokens left are those of top-n-sigma; where one is left, the answer is greedy."""
+    seen: list[tuple[torch.Tensor, np.ndarray]] = []
+
+    def watched(logits: torch.Tensor, draw: Draw) -> Sampled:
+        sampled = sampler.top_n_sigma(logits, draw)
+        seen.append((logits[draw.logit_rows.tolist()], sampled.tokens))
+        return sampled
+
+    engine = nva.load(folder, steps=nva.Steps(sample=watched))
+    nva.generate(engine, [PROMPTS[1]] * 40, nva.SamplingParams(temperature=3.0, max_tokens=20))
+    logits = torch.cat([x for x, _ in seen])
+    drawn = logits.gather(1, torch.tensor(np.concatenate([y for _, y in seen]))[:, None].long())
+    below = (logits.amax(-1, keepdim=True) - drawn) / logits.std(-1, keepdim=True)
+    assert 0.5 < below.max() <= sampler.N_SIGMA
+
+
+def test_a_sampler_that_remembers_has_a_bound_for_each_sample(folder: Path) -> None:
+    """What it remembers of one is nothing to another, so an answer is the same in any batch."""
+    engine = nva.load(folder, steps=nva.Steps(sample=sampler.mirostat))
+    params = nva.SamplingParams(temperature=1.0, max_tokens=12, seed=3, n=2)
+    (found,) = nva.generate(engine, [PROMPTS[1]], params)
+    bounds = engine.state.sampler_state
+    assert len(bounds) == 2
+    assert len({round(bound, 6) for bound in bounds.values()}) == 2
+    assert found.samples[0].token_ids != found.samples[1].token_ids
+    beside = nva.load(folder, steps=nva.Steps(sample=sampler.mirostat))
+    _, again = nva.generate(beside, [PROMPTS[0], PROMPTS[1]], params)
+    tokens = [[sample.token_ids for sample in each.samples] for each in (found, again)]
+    assert tokens[0] == tokens[1]
+
+
+def test_mirostat_moves_its_bound_towards_the_target() -> None:
+    """By hand: of two tokens with 1/4 and 3/4, the likelier surprises by log(4/3) nats."""
+    logits = torch.tensor([[1.0, 3.0]]).log()
+    draw = draw_of([0], temperature=0)
+    bounds, sampled = sampler.mirostat_step({}, logits, draw)
+    assert sampled.tokens.tolist() == [1]
+    moved = 2 * sampler.TARGET - sampler.RATE * (np.log(4 / 3) - sampler.TARGET)
+    assert list(bounds.values()) == [pytest.approx(moved)]
+    tight = dict.fromkeys(bounds, 1.0)  # log(4) is beyond it, so the other can't be drawn
+    for position in range(50):
+        _, sampled = sampler.mirostat_step(tight, logits, draw_of([0], positions=position))
+        assert sampled.tokens.tolist() == [1]
+
+
+def test_a_kernel_of_ones_own_is_served_and_a_wrong_one_refused(folder: Path) -> None:
+    expected = nva.generate(nva.load(folder), PROMPTS, GREEDY)
+    engine = nva.load(folder, kernels=kernel.with_mine)
+    found = nva.generate(engine, PROMPTS, GREEDY)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    with pytest.raises(RuntimeError, match="computes something else than the reference"):
+        nva.load(folder, kernels=kernel.with_wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        (scheduler, ("schedule: steps of up to 256 tokens", "gentle: steps of up to 17 tokens")),
+        (sampler, ("top-n-sigma: '", "mirostat: '")),
+        (kernel, ("with_mine: ' Paris.", "with_wrong: refused: ")),
+        (compose_example, ("fcfs: Bob gets ' Paris", "fair: Bob gets ' Paris")),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_example_runs_from_the_command_line(
+    demo_model: Path,
+    module: Any,
+    lines: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NVA_MODEL", str(demo_model))
+    monkeypatch.setattr(sys, "argv", ["example"])
+    module.main()
+    shown = capsys.readouterr().out
+    for line in lines:
+        assert line in shown
 
 
 BAD = {
@@ -248,25 +360,30 @@ def test_the_tour_prints_what_it_says(demo_model: Path) -> None:
     assert results.failed == 0
 
 
+QUESTION = {
+    "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+}
+
+
+def beginning(own: Kernels) -> Kernels:
+    """What lies in the cache, by the reference's functions together; a new attention begins so."""
+    together = ("write_kv", "copy_blocks", "attention_inputs", "attention")
+    return attrs.evolve(own, **{name: getattr(reference.KERNELS, name) for name in together})
+
+
 @pytest.mark.slow
 def test_a_kernel_of_ones_own_serves_as_the_page_on_operators_says(demo_model: Path) -> None:
-    """Both ways: its snippet with one kernel, and what lies in the cache by the reference's kernels
-    together."""
+    """All its ways: the snippet, the functions that are replaced together, the reference's all."""
     assert demo_model.is_dir()
     page = (Path(__file__).parents[1] / "docs/custom_op.md").read_text()
     found: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], found)
-    engine, plain = found["engine"], vars(reference)
-    question = {
-        "messages": [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
-    }
+    engines = [
+        found["engine"],
+        nva.load(kernels=beginning),
+        nva.load(kernels=attrs.evolve(reference.KERNELS, rotary=found["rotary_pair"])),
+    ]
     params = nva.SamplingParams(temperature=0, max_tokens=20)
-    together = ("write_kv", "attention_inputs", "attention", "copy_blocks", "compiled")
-    changed = {**vars(found["kernels"]), **{name: plain[name] for name in together}}
-    for kernels in (found["kernels"], SimpleNamespace(**changed)):
-        engine.state = empty(
-            engine.state.limits
-        )  # what the prefix cache has lies as the other kernels wrote it
-        engine.forward = make_forward(engine.checkpoint.spec, engine.state.limits, kernels)
-        for completion in nva.generate(engine, [question] * 4, params):
+    for engine in engines:
+        for completion in nva.generate(engine, [QUESTION] * 4, params):
             assert completion.text == "The capital of France is Paris."

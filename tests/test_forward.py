@@ -13,9 +13,11 @@ from torch import Tensor
 
 from nva.forward import KV, empty_kv, make_forward
 from nva.kernels import reference
+from nva.kernels.cpu.device import PLAIN
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.state.plan import Batch
-from tests.models.parity import LIMITS, make_batch, mutated, packed
+from tests.devices import mutated
+from tests.models.parity import LIMITS, make_batch, packed
 
 SPEC = ModelSpec(
     vocab_size=97,
@@ -27,7 +29,7 @@ SPEC = ModelSpec(
     intermediate_size=24,
     max_position=64,
     norm_eps=1e-6,
-    ropes=(RopeSpec(kind="default", theta=1e4, dim=4, max_position=64, original_max_position=64),),
+    ropes=(RopeSpec(theta=1e4, dim=4, max_position=64),),
     rope_ids=(0, 0),
     windows=(None, 3),
 )
@@ -57,7 +59,7 @@ def kv() -> KV:
 
 @pytest.fixture
 def forward():
-    return make_forward(SPEC, LIMITS, reference)
+    return make_forward(SPEC, LIMITS, PLAIN)
 
 
 def test_empty_caches_hold_scratch_and_pool(kv: KV) -> None:
@@ -95,7 +97,7 @@ def test_a_forward_that_raises_leaves_its_handle_usable(forward, kv: KV) -> None
             raise OSError("out of memory")
         return reference.attention(*args, **options)
 
-    faulty = make_forward(SPEC, LIMITS, mutated(reference, attention=attention))
+    faulty = make_forward(SPEC, LIMITS, mutated(PLAIN, attention=attention))
     with pytest.raises(OSError, match="out of memory"):
         faulty(PARAMS, kv, prefill())
     again, _ = faulty(PARAMS, kv, prefill())
@@ -122,7 +124,7 @@ def test_the_last_layer_goes_on_with_wanted_tokens_only(kv: KV) -> None:
         return reference.silu_mul(x)
 
     batch = prefill()
-    make_forward(SPEC, LIMITS, mutated(reference, silu_mul=counted))(PARAMS, kv, batch)
+    make_forward(SPEC, LIMITS, mutated(PLAIN, silu_mul=counted))(PARAMS, kv, batch)
     assert n_rows == [len(batch.token_ids), len(batch.logit_index)]
 
 
@@ -166,9 +168,7 @@ def test_padding_changes_nothing(forward) -> None:
         context_lens=batch.context_lens[:rows],
         logit_index=batch.logit_index[:n],
     )
-    alone, _ = make_forward(SPEC, exact, reference)(
-        PARAMS, empty_kv(SPEC, LIMITS, torch.float32), cut
-    )
+    alone, _ = make_forward(SPEC, exact, PLAIN)(PARAMS, empty_kv(SPEC, LIMITS, torch.float32), cut)
     torch.testing.assert_close(padded[:n], alone)
     assert len(padded) > n
 
@@ -180,8 +180,8 @@ def test_a_compiled_backend_is_asked_unless_eager_is_enforced(kv: KV) -> None:
         asked.append(compute)
         return compute
 
-    kernels = mutated(reference, compiled=compiled)
-    make_forward(SPEC, LIMITS, kernels, enforce_eager=True)
+    device = mutated(PLAIN, compiled=compiled)
+    make_forward(SPEC, LIMITS, device, enforce_eager=True)
     assert asked == []
-    make_forward(SPEC, LIMITS, kernels)(PARAMS, kv, prefill())
+    make_forward(SPEC, LIMITS, device)(PARAMS, kv, prefill())
     assert len(asked) == 1

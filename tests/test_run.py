@@ -21,10 +21,13 @@ from nva.forward import KV
 from nva.loading.find import demo_folder
 from nva.loading.options import LoadOptions
 from nva.state.engine import check, is_busy
+from nva.state.plan import Sampled
 from nva.state.request import request
+from nva.steps import sample as sampling
+from nva.steps.schedule import schedule
 from nva.steps.submit import submit
+from nva.testing import toy_sample
 from nva.testing.laws import snapshot
-from nva.text.answers import Answers
 
 LOOP = importlib.import_module("nva.engine")
 GREEDY = nva.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -67,7 +70,8 @@ def engine(loaded):
     yield loaded
     assert not is_busy(loaded.state)
     assert loaded.state.blocks.n_free == loaded.state.limits.n_blocks
-    assert (loaded.answers, loaded.closed) == (Answers(), [])
+    assert list(loaded.posted) == [] and loaded.before is None
+    assert len(loaded.answers.transcripts) == len(loaded.answers.unread) == 0
 
 
 def hf_logits(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -412,7 +416,7 @@ def test_what_a_failed_step_overwrote_is_not_found_again(folder, monkeypatch) ->
     forward = engine.forward
 
     def failing(params, kv, batch):
-        forward(params, KV(kv.layers), batch)
+        forward(params, KV(kv.layers, kv.generation), batch)
         raise RuntimeError("too late")
 
     monkeypatch.setattr(engine, "forward", failing)
@@ -597,8 +601,49 @@ def test_signatures_show_the_options() -> None:
         == list(LoadOptions.__annotations__)
         == names
     )
-    assert list(inspect.signature(nva.load).parameters) == ["model", *names]
-    assert list(inspect.signature(nva.run).parameters) == ["prompts", "params", "model", *names]
+    assert list(inspect.signature(nva.load).parameters) == ["model", "kernels", "steps", *names]
+    own = ["prompts", "params", "model", "kernels", "steps"]
+    assert list(inspect.signature(nva.run).parameters) == [*own, *names]
+
+
+def test_steps_of_ones_own_are_served(folder, engine) -> None:
+    """A scheduler, a sampler that remembers, by generate and by
+    stream; the other steps stay nva's."""
+    seen = []
+
+    def counted(state):
+        seen.append(state)
+        return schedule(state)
+
+    def no_repeats(last, logits, draw):
+        """Greedy, but never the token of the step before."""
+        scores = logits[draw.logit_rows.tolist()]
+        if last is not None:
+            scores[:, last] = float("-inf")
+        tokens = scores.argmax(-1).cpu().numpy().astype(np.int32)
+        return tokens.tolist(), Sampled(tokens=tokens, is_finite=np.ones(len(tokens), np.bool_))
+
+    sampler = nva.Sampler(init=lambda: None, step=no_repeats)
+    mine = nva.load(folder, steps=nva.Steps(schedule=counted, sample=sampler), **SIZES)
+    (answer,) = nva.generate(mine, "Hello", GREEDY)
+    assert len(seen) == 12
+    assert all(a != b for a, b in zip(answer.token_ids, answer.token_ids[1:], strict=False))
+    *_, streamed = nva.stream(mine, "Hello again", GREEDY)
+    assert len(seen) == 24 and len(streamed.token_ids) == 12
+    (plain,) = nva.run("Hello", GREEDY, model=folder, steps=nva.Steps(schedule=counted), **SIZES)
+    assert plain.token_ids == nva.generate(engine, "Hello", GREEDY)[0].token_ids
+    assert len(seen) == 36
+
+
+def test_the_devices_filter_serves_beside_a_scheduler_of_ones_own(folder) -> None:
+    """nva's sampler gets it, whoever schedules; a sampler of one's own is as it was given."""
+    mine = nva.load(folder, steps=nva.Steps(schedule=lambda state: schedule(state)), **SIZES)
+    assert mine.steps.sample.func is sampling.sample
+    assert mine.steps.sample.keywords.keys() == {"filter_"}
+    own = nva.load(folder, steps=nva.Steps(sample=toy_sample), **SIZES)
+    assert own.steps.sample is toy_sample
+    with pytest.raises(ValueError, match="steps is <function .*; give nva.Steps"):
+        nva.load(folder, steps=schedule)
 
 
 def test_the_package_says_that_it_is_typed() -> None:

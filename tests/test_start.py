@@ -3,8 +3,6 @@ before it serves."""
 
 from __future__ import annotations
 
-import types
-
 import attrs
 import numpy as np
 import pytest
@@ -14,14 +12,17 @@ from hypothesis import strategies as st
 
 from nva.forward import empty_kv, make_forward
 from nva.kernels import reference
+from nva.kernels.cpu.device import PLAIN
 from nva.loading.check import self_check
 from nva.loading.warm_up import filled_batch, run_largest, shapes, warm_up
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.models.spec import ExpertSpec, VisionSpec
+from nva.state.errors import DeviceError
 from nva.state.limits import Limits
 from nva.state.media import Image
+from tests.devices import mutated
 
-ROPE = RopeSpec(kind="default", theta=1e4, dim=16, max_position=256, original_max_position=256)
+ROPE = RopeSpec(theta=1e4, dim=16, max_position=256)
 SPEC = ModelSpec(
     vocab_size=31, hidden_size=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, intermediate_size=48,
     max_position=256, norm_eps=1e-5, ropes=(ROPE,), rope_ids=(0, 0), windows=(None, 50),
@@ -67,7 +68,7 @@ def test_shapes_are_those_that_a_step_can_have():
 def test_warm_up_runs_every_shape_once():
     seen = []
     bounds = limits()
-    forward = make_forward(SPEC, bounds, reference)
+    forward = make_forward(SPEC, bounds, PLAIN)
 
     def watched(params, kv, batch):
         seen.append((len(batch.token_ids), len(batch.query_ends)))
@@ -80,10 +81,7 @@ def test_warm_up_runs_every_shape_once():
 
 
 def wrong(**functions):
-    return types.SimpleNamespace(**{**vars(reference), **functions})
-
-
-CPU = torch.device("cpu")
+    return attrs.evolve(mutated(PLAIN, **functions), is_checked=True)
 
 
 MANY = ExpertSpec(
@@ -101,8 +99,8 @@ SEEING = attrs.evolve(SPEC, qk_norm=True, rope_axes=(0, 1, 2, 0, 1, 2, 0, 0), vi
 
 def test_a_device_that_computes_the_same_passes():
     for spec in (SPEC, MOE, SEEING):
-        for dtype in reference.dtypes:
-            self_check(spec, wrong(), dtype, CPU)
+        for dtype in PLAIN.dtypes:
+            self_check(spec, wrong(), dtype)
 
 
 def unweighted(x, logits, *rest):
@@ -112,12 +110,12 @@ def unweighted(x, logits, *rest):
 @pytest.mark.parametrize("moe", [lambda x, *_: x, unweighted], ids=["no experts", "no router"])
 def test_a_device_that_routes_otherwise_is_refused(moe):
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(RuntimeError, match="something else than the reference"):
-            self_check(MOE, wrong(moe=moe), dtype, CPU)
+        with pytest.raises(DeviceError, match="something else than the reference"):
+            self_check(MOE, wrong(moe=moe), dtype)
 
 
 @pytest.mark.parametrize(
-    "kernels",
+    "device",
     [
         wrong(
             attention=lambda q, *rest: reference.attention(q, *rest[:3], rest[3] * 1.5, *rest[4:])
@@ -130,10 +128,10 @@ def test_a_device_that_routes_otherwise_is_refused(moe):
     ],
     ids=["scale", "no window", "no rope", "no gate", "no cache", "NaN"],
 )
-def test_a_device_that_computes_something_else_is_refused(kernels):
+def test_a_device_that_computes_something_else_is_refused(device):
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(RuntimeError, match="something else than the reference"):
-            self_check(SPEC, kernels, dtype, CPU)
+        with pytest.raises(DeviceError, match="something else than the reference"):
+            self_check(SPEC, device, dtype)
 
 
 def dtyped(function):
@@ -153,8 +151,8 @@ def dtyped(function):
 )
 def test_a_device_that_sees_something_else_is_refused(vision_attention):
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(RuntimeError, match="what it makes of an image"):
-            self_check(SEEING, wrong(vision_attention=vision_attention), dtype, CPU)
+        with pytest.raises(DeviceError, match="what it makes of an image"):
+            self_check(SEEING, wrong(vision_attention=vision_attention), dtype)
 
 
 def test_a_device_that_puts_images_nowhere_is_refused():
@@ -168,8 +166,8 @@ def test_a_device_that_puts_images_nowhere_is_refused():
         return run
 
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(RuntimeError, match="something else than the reference"):
-            self_check(SEEING, wrong(compiled=without_images), dtype, CPU)
+        with pytest.raises(DeviceError, match="something else than the reference"):
+            self_check(SEEING, wrong(compiled=without_images), dtype)
 
 
 def test_the_largest_step_has_the_largest_image():
@@ -192,7 +190,6 @@ def test_the_largest_step_has_the_largest_image():
         wrong(vision_attention=watched),
         params,
         torch.float32,
-        CPU,
         largest,
     )
     assert seen == [4 * 70]

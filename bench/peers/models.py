@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from nva.bench import SHAPES
+from nva.host.cache_folder import cache_folder
 from nva.loading.find import find_model
 
 ARCHITECTURES = {"llama": "LLAMA", "qwen3": "QWEN3"}  # of GGUF, by model_type
@@ -37,7 +37,7 @@ def model_file(model: str | None, kind: str) -> Path:
 
 
 def _cache() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nva" / "peers"
+    folder = cache_folder() / "peers"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

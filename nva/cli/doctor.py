@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,9 @@ from typing import Any, Literal
 
 import attrs
 
+from nva.host.cache_folder import cache_folder
+from nva.host.cores import cpu_quota, n_cores
+from nva.kernels.host_memory import free_memory
 from nva.kernels.npu.support import Installation, parse_version, refusals
 
 Level = Literal["ok", "note", "problem"]
@@ -34,7 +38,7 @@ DRIVER = Path("/usr/local/Ascend/driver/version.info")
 FIRMWARE = Path("/usr/local/Ascend/firmware/version.info")
 DEVICE_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 SHM_BYTES = 8 << 30
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+SMALL_MEMORY = 2 << 30
 
 # torch_npu release -> the CANN it is built for; Ascend/pytorch, COMPATIBILITY, 2026-08
 NEWEST_CANN = {
@@ -103,9 +107,12 @@ def diagnose(machine: Machine | None = None) -> list[Finding]:
     machine = machine or Machine()
     torch = probe_torch(machine)
     cards = sorted(card.name for card in (machine.root / "dev").glob("davinci[0-9]*"))
-    found = [*about_python(torch)]
+    found = [*about_python(torch), *about_packages(), *about_processor(machine, torch)]
+    found += [*about_memory(machine), *about_kernels(machine)]
     if not cards and torch.get("torch_npu") is None:
-        return [*found, Finding(level="note", subject="NPU", found="none: CPU path only")]
+        gpus = ", ".join(torch.get("gpus", ()))
+        other = f"GPU: {gpus}" if gpus else "CPU path only"
+        return [*found, Finding(level="note", subject="NPU", found=f"none: {other}")]
     cann = find_cann(machine)
     return [
         *found,
@@ -127,7 +134,10 @@ PROBE = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
-found = {"torch": torch.__version__, "n_devices": 0}
+found = {"torch": torch.__version__, "n_devices": 0, "n_threads": torch.get_num_threads()}
+found["instructions"] = torch.backends.cpu.get_cpu_capability()
+if torch.cuda.is_available():
+    found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 try:
     import torch_npu
     found["torch_npu"] = torch_npu.__version__
@@ -155,7 +165,7 @@ def probe_torch(machine: Machine) -> dict[str, Any]:
     """What a child process finds out about torch and torch_npu; {"error": ...} if it doesn't get
     that far."""
     command = [machine.python, "-c", PROBE]
-    environment = {name: value for name, value in machine.environment.items() if name != AUTOLOAD}
+    environment = dict(machine.environment)
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=environment
@@ -192,6 +202,110 @@ def about_python(torch: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             level="ok" if same else "problem", subject="torch_npu", found=npu, advice=advice
         )
+
+
+PACKAGES = ("transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
+EXTRAS = {"pillow": "nva[vision], for images"}
+
+
+def about_packages() -> Iterator[Finding]:
+    """What else is installed that nva uses, by version."""
+    found = {name: _version(name) for name in (*PACKAGES, *EXTRAS)}
+    missing = [name for name in PACKAGES if found[name] is None]
+    yield Finding(
+        level="problem" if missing else "ok",
+        subject="packages",
+        found=", ".join(f"{name} {version}" for name, version in found.items() if version),
+        advice=f"install {', '.join(missing)}" if missing else "",
+    )
+    for name, extra in EXTRAS.items():
+        if found[name] is None:
+            advice = f"if you need it: pip install '{extra.partition(',')[0]}'"
+            yield Finding(level="note", subject=name, found=f"missing ({extra})", advice=advice)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def about_processor(machine: Machine, torch: Mapping[str, Any]) -> Iterator[Finding]:
+    """The processor, what it can do, and how many threads compute on it."""
+    lines = (machine.read("/proc/cpuinfo") or "").splitlines()
+    model = next((line for line in lines if line.startswith("model name")), "")
+    name = model.partition(":")[2].strip() or platform.machine()
+    can = torch.get("instructions", "unknown instructions")
+    yield Finding(level="ok", subject="processor", found=f"{name} ({can})")
+
+    n, quota = n_cores(machine.root), cpu_quota(machine.root)
+    found = f"{n} cores of {os.cpu_count()}" + (f", by a limit of {quota}" if quota == n else "")
+    asked = machine.environment.get("OMP_NUM_THREADS")
+    found += f"; OMP_NUM_THREADS={asked}" if asked else ""
+    n_threads = torch.get("n_threads", n)
+    advice = f"{n_threads} threads on {n} cores wait for each other: set OMP_NUM_THREADS={n}"
+    is_crowded = n_threads > n
+    yield Finding(
+        level="note" if is_crowded else "ok",
+        subject="threads",
+        found=f"{n_threads} threads on {found}",
+        advice=advice if is_crowded else "",
+    )
+
+
+def about_memory(machine: Machine) -> Iterator[Finding]:
+    """What weights and caches can still take."""
+    try:
+        free = free_memory(machine.root)
+    except ValueError as error:
+        yield Finding(level="note", subject="memory", found="unknown", advice=str(error))
+        return
+    is_small = free < SMALL_MEMORY
+    yield Finding(
+        level="note" if is_small else "ok",
+        subject="memory",
+        found=f"{free / 2**30:.1f} GiB free, a container's limit counted",
+        advice="a small model and its cache want a few GiB" if is_small else "",
+    )
+
+
+def about_kernels(machine: Machine) -> Iterator[Finding]:
+    """Whether the CPU's kernels can be compiled, and kept."""
+    asked = machine.environment.get("CXX")
+    names = (asked,) if asked else ("g++", "c++", "clang++")
+    path = machine.environment.get("PATH")
+    compiler = next((found for name in names if (found := shutil.which(name, path=path))), None)
+    yield Finding(
+        level="ok" if compiler else "note",
+        subject="compiler",
+        found=compiler or (f"CXX is {asked}, which is not found" if asked else "none"),
+        advice=""
+        if compiler
+        else "install g++: without compiled kernels a CPU is several times slower",
+    )
+    try:
+        folder = cache_folder() / "kernels"
+    except OSError as error:
+        folder, problem = Path("none"), str(error)
+    else:
+        problem = _cannot_keep(folder)
+    n_kept = len([*folder.glob("cpu-*.so")])
+    yield Finding(
+        level="note" if problem else "ok",
+        subject="kernel cache",
+        found=f"{folder} ({problem or f'{n_kept} kept there'})",
+        advice="set XDG_CACHE_HOME to a folder that can be written and run from" if problem else "",
+    )
+
+
+def _cannot_keep(folder: Path) -> str:
+    """Why a library can't be kept in a folder, or to be made there; empty if it can."""
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    if not os.access(there, os.W_OK | os.X_OK):
+        return "not writable"
+    is_noexec = hasattr(os, "statvfs") and os.statvfs(there).f_flag & getattr(os, "ST_NOEXEC", 0)
+    return "mounted noexec" if is_noexec else ""
 
 
 def about_devices(machine: Machine, cards: list[str]) -> Iterator[Finding]:

@@ -8,102 +8,127 @@ stderr. Read next: terminal.py for what is shown and typed; run.py, which does t
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import logging
 import sys
 import time
-import typing
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import TYPE_CHECKING, Any
 
 from nva import __version__
 from nva.cli.doctor import main as diagnose
-from nva.cli.terminal import ctrl_c, print_answers, say, show, speed, typed_lines
-from nva.engine import Engine
-from nva.loading.load import load
+from nva.cli.flags import (
+    JSON_ONLY,
+    LOADING,
+    OTHER_FLAGS,
+    RUN_ONLY,
+    SAMPLING,
+    add_flags,
+    template_options,
+)
+from nva.cli.jobs import (
+    Job,
+    Report,
+    answer_jobs,
+    is_json_lines,
+    open_output,
+    read_jobs,
+    read_lines,
+    unanswered,
+)
+from nva.cli.parser import Parser
+from nva.cli.terminal import (
+    Terminated,
+    ctrl_c,
+    ended_by_sigterm,
+    print_answers,
+    progress_bar,
+    say,
+    show,
+    speed,
+    typed_lines,
+    write_any_text,
+)
 from nva.loading.options import Options
-from nva.models.registry import FAMILIES, VERIFIED
-from nva.run import completions, stream
-from nva.state.policy import Policy
-from nva.state.request import DEFAULTS, SamplingParams
+from nva.state.errors import DeviceError
+from nva.state.request import SamplingParams
 from nva.text.prompts import Prompt
 
-SAMPLING = {
-    "max_tokens": "tokens of the answer at most",
-    "temperature": "0 always takes the likeliest token, higher is more varied",
-    "top_k": "draw from this many likeliest tokens, 0 for all",
-    "top_p": "draw from the likeliest tokens that together have this probability",
-    "min_p": "draw from tokens at least this fraction as likely as the likeliest",
-    "repetition_penalty": "above 1, avoid tokens of the prompt and the answer",
-    "presence_penalty": "above 0, avoid tokens of the answer",
-    "frequency_penalty": "above 0, avoid tokens of the answer the more often they occur",
-    "stop": "end the answer before this text; may be given again",
-    "stop_token_ids": "end the answer at this token; may be given again",
-    "min_tokens": "don't end the answer before this many tokens",
-    "ignore_eos": "don't end where the model would",
-    "logit_bias": "add to the logit of this token; may be given again",
-    "priority": "with --policy priority: lower goes first",
-    "n": "answers to each prompt",
-    "logprobs": (
-        "with --json: log-probabilities of this many likeliest tokens at each position of the "
-        "answer"
-    ),
-    "prompt_logprobs": "with --json: the same for the prompt",
-}
-LOADING = {
-    "dtype": "float32, bfloat16, float16, or auto for the checkpoint's own",
-    "device": "cpu, cuda, cuda:1, npu, ..., or auto for the best one here",
-    "max_model_len": "tokens of prompt and answer together, by default what the model allows",
-    "max_rows": "answers that are computed at once",
-    "max_batched_tokens": "tokens computed in one step at most",
-    "block_size": "tokens that a block of the cache holds",
-    "n_blocks": "blocks of the cache",
-    "cache_memory": 'or the memory for them, such as "4GiB"',
-    "prefix_caching": "compute each prompt anew, also where it begins like another",
-    "enforce_eager": "never compile",
-    "graph": "how an NPU runs the forward: auto, eager, ge or aclgraph",
-    "policy": "who goes first",
-    "seed": "another seed gives other answers, unless --temperature is 0",
-}
-JSON_ONLY = ("logprobs", "prompt_logprobs")
-RUN_ONLY = ("n", "priority", *JSON_ONLY)
+if TYPE_CHECKING:  # what imports torch is imported by the command that needs it
+    from nva.engine import Engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 2 for bad input, which is said in one line, 130
-    after Ctrl-C."""
+    """Run a command line and return its exit code: 2 for bad input, which is said in one line, 1 if
+    some prompts of a job have no answer, 130 after Ctrl-C."""
+    write_any_text()
     top = parser()
     args = vars(top.parse_args(argv))
+    args.pop("name", None)
     command = args.pop("command", None)
     if command is None:
         top.print_help(sys.stderr)
         return 2
     try:
         return command(args) or 0
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, DeviceError) as error:
         say(f"nva: {error}")
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return 143 if isinstance(interrupt, Terminated) else 130
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The commands and their flags."""
-    top = argparse.ArgumentParser(
-        prog="nva", description="Answer prompts with a large language model."
-    )
+    top = Parser(prog="nva", description="Answer prompts with a large language model.")
+    top.usage = "nva COMMAND [options]; see nva --help"
     top.add_argument("--version", action="version", version=f"nva {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="run | chat | bench | models | doctor")
-    run = commands.add_parser(
-        "run", help="answer one or more prompts, computed together", allow_abbrev=False
+    commands = top.add_subparsers(
+        title="commands",
+        dest="name",
+        metavar="run | chat | bench | models | doctor",
+        parser_class=functools.partial(Parser, other_names=OTHER_FLAGS),
     )
+    add_run(commands.add_parser("run", help="answer one or more prompts, computed together"))
+    chat = commands.add_parser("chat", help="talk with a model")
+    chat.usage = "nva chat [options]"
+    shown = {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY}
+    add_common(chat, chat_command, shown)
+    add_bench(commands.add_parser("bench", help="measure how fast a model is served here"))
+    models = commands.add_parser(
+        "models", help="list the model families, and how each was verified"
+    )
+    models.set_defaults(command=models_command)
+    doctor = commands.add_parser(
+        "doctor", help="say what this machine can run, and what is wrong with it"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=lambda args: diagnose(args["json"]))
+    return top
+
+
+def add_run(run: Parser) -> None:
+    """The flags of `nva run`."""
     run.usage = 'nva run [options] "PROMPT" ...'
     run.add_argument("prompts", nargs="*", metavar="PROMPT", help="a question, in quotes")
     run.add_argument(
-        "--file", metavar="PATH", help="more prompts, one per line; - reads them from stdin"
+        "--file",
+        metavar="PATH",
+        help=(
+            "more prompts, one per line; - reads them from stdin. In a .jsonl file each line is an "
+            'object: "prompt" or "messages", and if need be "id" and how to answer it'
+        ),
+    )
+    run.add_argument(
+        "--output",
+        metavar="PATH",
+        help="write answers to this file as they come, a line of JSON each",
+    )
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the --output of an earlier run: what it has is not computed again",
     )
     run.add_argument(
         "--image", metavar="PATH", action="append", help="an image to ask about; may be given again"
@@ -124,28 +149,17 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
     add_common(run, run_command, SAMPLING)
-    chat = commands.add_parser("chat", help="talk with a model", allow_abbrev=False)
-    chat.usage = "nva chat [options]"
-    add_common(
-        chat, chat_command, {name: text for name, text in SAMPLING.items() if name not in RUN_ONLY}
-    )
-    bench = commands.add_parser("bench", help="measure how fast a model is served here")
+
+
+def add_bench(bench: Parser) -> None:
+    """The flags of `nva bench`."""
+    bench.usage = "nva bench [options]"
     bench.add_argument(
         "--model", help="checkpoint, hub id, or qwen3-0.6b-shape (by default as for run)"
     )
     bench.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16 (bfloat16)")
     bench.add_argument("--n", type=int, default=16, help="requests that are served together (16)")
     bench.set_defaults(command=bench_command)
-    models = commands.add_parser(
-        "models", help="list the model families, and how each was verified"
-    )
-    models.set_defaults(command=models_command)
-    doctor = commands.add_parser(
-        "doctor", help="say what this machine can run, and what is wrong with it"
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.set_defaults(command=lambda args: diagnose(args["json"]))
-    return top
 
 
 def add_common(
@@ -173,98 +187,102 @@ def add_common(
     add_flags(command.add_argument_group("how to load the model"), Options, LOADING)
 
 
-def add_flags(group: Any, record: type, texts: Mapping[str, str]) -> None:
-    """A flag per field of a record, --no-... for what is on by default. One that isn't typed is not
-    in the result."""
-    hints = typing.get_type_hints(record)
-    for name, text in texts.items():
-        default = DEFAULTS.get(name, getattr(attrs.fields(record), name).default)
-        flag = ("--no-" if default is True else "--") + name.replace("_", "-")
-        if hints[name] is bool:
-            reading: dict[str, Any] = {"action": "store_false" if default else "store_true"}
-        else:
-            reading = READINGS.get(hints[name], {"type": number, "metavar": "N"})
-        note = f" ({default})" if type(default) in (int, float, str) else ""
-        group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text + note, **reading)
-
-
-def number(text: str) -> int | float | str:
-    """The number that a text is, else the text: the record that gets it knows what it allows, and
-    says so."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def bias(text: str) -> tuple[int | float | str, int | float | str]:
-    """A token id and what to add to its logit."""
-    token, _, added = text.partition("=")
-    return number(token), number(added)
-
-
-def template_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes into a prompt beside its messages: the variables typed for the chat template, as
-    JSON where they are.
-
-    Raises ValueError for one that has no value.
-    """
-    pairs = [option.partition("=") for option in args["template_option"] or ()]
-    for name, sign, _ in pairs:
-        if not name or not sign:
-            raise ValueError(
-                f"--template-option is {name + sign!r}; give NAME=VALUE, such as "
-                "enable_thinking=false"
-            )
-    return (
-        {"template_options": {name: json_or_text(value) for name, _, value in pairs}}
-        if pairs
-        else {}
-    )
-
-
-def json_or_text(text: str) -> Any:
-    """The value that a text is in JSON, or as Python prints it, else the text."""
-    with suppress(ValueError):
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    return text
-
-
-READINGS: dict[Any, dict[str, Any]] = {
-    str: {"metavar": "NAME"},
-    Policy: {"metavar": "NAME"},
-    tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
-    tuple[int, ...]: {"action": "append", "type": number, "metavar": "ID"},
-    dict[int, float]: {"action": "append", "type": bias, "metavar": "ID=BIAS"},
-}
-"""How argparse reads a field of this type; those not here are numbers."""
-
-
 def open_engine(args: Mapping[str, Any]) -> tuple[Engine, SamplingParams]:
     """The engine and the parameters that the typed flags ask for; the parameters are checked before
     anything loads."""
     params = SamplingParams(**{name: args[name] for name in SAMPLING if name in args})
+    from nva.loading.load import load  # after the check, which needs no torch
+
     return load(args["model"], **{name: args[name] for name in LOADING if name in args}), params
 
 
-def run_command(args: Mapping[str, Any]) -> None:
+def run_command(args: Mapping[str, Any]) -> int:
     """Answer one or more prompts, computed together, printed in order."""
+    check_run(args)
+    if args["quiet"]:
+        logging.getLogger("nva").setLevel(logging.WARNING)
+    if args["output"] is not None or is_json_lines(args["file"]):
+        return run_job(args)
     texts = read_prompts(args["prompts"], args["file"])
-    unseen = [name for name in JSON_ONLY if name in args and not args["json"]]
-    if unseen:
-        raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
     options = template_options(args)
     engine, params = open_engine(args)
-    is_chat = args["chat"] or (not args["raw"] and has_chat_template(engine))
+    from nva.run import completions
+
+    is_chat = wants_chat(engine, args)
     prompts = [
         as_prompt(text, args["system"], is_chat, args["image"] or (), options) for text in texts
     ]
     start = time.perf_counter()
-    n_tokens = print_answers(
-        texts, completions(engine, prompts, params, progress=not args["quiet"]), args["json"]
-    )
+    answers = completions(engine, prompts, params, progress=not args["quiet"])
+    n_tokens = print_answers(texts, answers, args["json"])
     if not args["quiet"]:
         say(speed(n_tokens, time.perf_counter() - start))
+    return 0
+
+
+def check_run(args: Mapping[str, Any]) -> None:
+    """Raise ValueError for flags of `nva run` that have no effect together."""
+    is_job = args["output"] is not None or is_json_lines(args["file"])
+    unseen = [name for name in JSON_ONLY if name in args and not (args["json"] or is_job)]
+    if unseen:
+        raise ValueError(f"{' and '.join(unseen)} can be seen with --json only; add --json")
+    if args["resume"] and args["output"] is None:
+        raise ValueError("--resume goes on with an --output; name the file of the earlier run")
+    if is_json_lines(args["file"]) and args["image"]:
+        raise ValueError('--image is for prompts of plain text; put images into "messages"')
+
+
+def run_job(args: Mapping[str, Any]) -> int:
+    """Answer the prompts of a file into another, as jobs.py says. Returns the exit code."""
+    # 1. All lines are understood, or nothing is loaded.
+    typed = {name: args[name] for name in SAMPLING if name in args}
+    jobs = read_jobs(args["prompts"], args["file"])
+    n_all = sum(1 for _ in jobs())
+    if not n_all:
+        raise ValueError(NO_PROMPT)
+    options = template_options(args)
+    output, ids = open_output(args["output"], args["resume"])
+    n_left = sum(1 for _ in unanswered(jobs(), ids))
+
+    # 2. The engine, and how each job is put to it.
+    engine, _ = open_engine(args)
+    is_chat = wants_chat(engine, args)
+
+    def asked(job: Job) -> tuple[Prompt, SamplingParams]:
+        prompt = job.prompt
+        if isinstance(prompt, str):
+            prompt = as_prompt(prompt, args["system"], is_chat, args["image"] or (), options)
+        elif isinstance(prompt, Mapping):
+            prompt = with_system({**options, **prompt}, args["system"])
+        return prompt, SamplingParams(**{**typed, **job.params})
+
+    # 3. Each answer is written when it is there; an interrupt says what is left.
+    report = Report()
+    try:
+        with output, progress_bar(n_left, args["quiet"]) as advance, ended_by_sigterm():
+
+            def write(line: str) -> None:
+                output.write(line)
+                output.flush()
+                advance(report.n_tokens)
+
+            answer_jobs(engine, unanswered(jobs(), ids), asked, write, report)
+    finally:
+        n_open = n_left - report.n_answered - report.n_refused
+        if n_open or not args["quiet"]:
+            say(told(report, n_open, args["output"]))
+    return 1 if report.n_refused else 0
+
+
+def told(report: Report, n_open: int, output: str | None) -> str:
+    """What a job has come to, in a line."""
+    parts = [f"{report.n_answered} prompts answered"]
+    if report.n_refused:
+        parts.append(f"{report.n_refused} can't be served (their lines say why)")
+    if n_open:
+        parts.append(f"{n_open} remain" + (", add --resume to go on" if output else ""))
+    text = ", ".join(parts)
+    return f"{text} {speed(report.n_tokens, report.seconds)}" if report.n_tokens else text
 
 
 def bench_command(args: Mapping[str, Any]) -> None:
@@ -274,22 +292,31 @@ def bench_command(args: Mapping[str, Any]) -> None:
     quick(**args)
 
 
+NO_PROMPT = 'there is no prompt; give some, as in: nva run "What is the capital of France?"'
+
+
 def read_prompts(prompts: Sequence[str], file: str | None) -> list[str]:
-    """The prompts typed, then those of the file: its lines that are not blank. Only a newline ends
-    a line, as form feeds and such may be part of a prompt."""
-    text = (
-        ""
-        if file is None
-        else sys.stdin.read()
-        if file == "-"
-        else Path(file).read_text(encoding="utf-8")
-    )
-    found = [*prompts, *(line for line in text.split("\n") if line.strip())]
+    """The prompts typed, then those of the file: its lines that are not blank."""
+    found = [*prompts, *(() if file is None else read_lines(file, sys.stdin))]
     if not found:
-        raise ValueError(
-            'there is no prompt; give some, as in: nva run "What is the capital of France?"'
-        )
+        raise ValueError(NO_PROMPT)
     return found
+
+
+def wants_chat(engine: Engine, args: Mapping[str, Any]) -> bool:
+    """Whether a prompt of plain text is a question to a chat model."""
+    return args["chat"] or (not args["raw"] and has_chat_template(engine))
+
+
+def with_system(prompt: Mapping[str, Any], system: str | None) -> Mapping[str, Any]:
+    """A conversation that begins with the system's message, unless it has one of its own."""
+    messages = prompt["messages"]
+    has_one = any(isinstance(each, Mapping) and each.get("role") == "system" for each in messages)
+    return (
+        prompt
+        if system is None or has_one
+        else {**prompt, "messages": [*opening(system), *messages]}
+    )
 
 
 def has_chat_template(engine: Engine) -> bool:
@@ -347,6 +374,8 @@ def chat_command(args: Mapping[str, Any]) -> None:
 
 def models_command(args: Mapping[str, Any]) -> None:
     """List the architectures that a config.json may name, and what the tests show of each."""
+    from nva.models.registry import FAMILIES, VERIFIED
+
     width = max(len(name) for name in FAMILIES)
     for name in sorted(FAMILIES):
         print(f"{name:<{width}}  {'; '.join(VERIFIED[name]) or 'not verified here'}")
@@ -363,6 +392,8 @@ def answer(
 
     A line that can't be answered is reported and forgotten; an answer cut short stays as far as it
     was shown."""
+    from nva.run import stream
+
     asked = [*said, message("user", line)]
     try:
         with (

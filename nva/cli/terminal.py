@@ -1,16 +1,18 @@
 """What the person at a terminal reads and types: answers on stdout, everything else on stderr.
 
 The law: what is there is shown at once, and an interrupt loses nothing that is there.
-Read next: cli.py, which says what is asked.
+Read next: main.py, which says what is asked.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 
@@ -117,3 +119,48 @@ def ctrl_c() -> Iterator[Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, taken as an interrupt: what is there is kept, and what is left is said."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises Terminated, where a signal can be handled: in the main thread."""
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress_bar(n: int, is_quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of n prompts on stderr; the function given is called with all tokens so far when a
+    prompt is done."""
+    from tqdm import tqdm
+
+    with tqdm(total=n, unit="prompt", disable=is_quiet) as bar:
+
+        def advance(n_tokens: int) -> None:
+            seconds = max(bar.format_dict["elapsed"], 1e-9)
+            bar.set_postfix_str(f"{n_tokens / seconds:.0f} tokens/s", refresh=False)
+            bar.update()
+
+        yield advance
+
+
+def write_any_text() -> None:
+    """A terminal that can't show a character gets it escaped: an answer that took minutes is not
+    lost to an ASCII stdout."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

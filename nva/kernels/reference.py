@@ -16,40 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nva.kernels import Compute, Filter, Layout
-from nva.kernels.host_memory import free_memory
+from nva.kernels import Kernels, Layout
 
-block_size = 16
-dtypes = (torch.float32, torch.bfloat16, torch.float16)
+_GROUP_BYTES = 2 << 20
+"""Keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long."""
 
-_GROUP_BYTES = (
-    2 << 20
-)  # keys gathered at a time: 1 to 2 MB measured best for decode, 8 MB took 1.3 to 3 times as long
-_SCORE_BYTES = 4 << 20  # scores held at a time
+_SCORE_BYTES = 4 << 20
+"""Attention scores held at a time."""
 
-
-def buckets(
-    max_batched_tokens: int, max_rows: int, max_model_len: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """None: nothing here is compiled for a shape."""
-    return (), ()
-
-
-def cache_memory(device: torch.device) -> int:
-    """A third of what is free: the machine may have other uses for the rest."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 3
-    return free_memory() // 3
-
-
-def make_filter_gaps(general: Filter) -> Filter:
-    """The general one."""
-    return general
-
-
-def compiled(compute: Compute) -> Compute:
-    """The function itself."""
-    return compute
+_VISION_QUERIES = 512
+_VISION_SCORE_BYTES = 64 << 20
+"""Patches that are queries at a time, and their scores, where torch holds scores at all."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -329,6 +306,39 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | No
 
 
 def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q, k, v [P, N, D] -> [P, N, D]."""
-    wide = (each.transpose(0, 1).float() for each in (q, k, v))
-    return F.scaled_dot_product_attention(*wide, scale=scale).transpose(0, 1).to(q.dtype)
+    """q, k, v [P, N, D] -> [P, N, D]: some heads at a time, and some queries of theirs.
+
+    With a batch dimension torch takes a kernel that never holds the P x P scores (Dao et al. 2022,
+    FlashAttention), where it has one for the device and the sizes. Where it has none, the scores of
+    one call are still bounded."""
+    n_patches, n_heads, _ = q.shape
+    n_together = max(1, _VISION_SCORE_BYTES // (4 * min(_VISION_QUERIES, n_patches) * n_patches))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for start in range(0, n_heads, n_together):
+        heads = slice(start, start + n_together)
+        keys, values = (each[:, heads].transpose(0, 1)[None].float() for each in (k, v))
+        for first in range(0, n_patches, _VISION_QUERIES):
+            part = slice(first, first + _VISION_QUERIES)
+            queries = q[part, heads].transpose(0, 1)[None].float()
+            found = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+            out[part, heads] = found[0].transpose(0, 1).to(q.dtype)
+    return out
+
+
+KERNELS = Kernels(
+    pack_linear=pack_linear,
+    linear=linear,
+    pack_norm=pack_norm,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_mul=silu_mul,
+    gelu_tanh_mul=gelu_tanh_mul,
+    moe=moe,
+    rotary=rotary,
+    write_kv=write_kv,
+    copy_blocks=copy_blocks,
+    attention_inputs=attention_inputs,
+    attention=attention,
+    vision_attention=vision_attention,
+)
+"""The reference: what every other backend is compared with."""

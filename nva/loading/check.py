@@ -1,33 +1,33 @@
-"""Before the first request, on a device that compiles: it is checked, its memory measured, every
-shape compiled.
+"""Before the first request, on a device that compiles: what it computes is compared with the
+reference.
 
-The law: a step that serves a request meets nothing for the first time. A device that computes
-something wrong in silence is found here, by running a tiny model with the heads of the real one
-beside the reference. Read next: load.py, which calls these; kernels/npu, the device that needs
-them."""
+The law: a device that computes something wrong in silence doesn't serve. A tiny model with the
+heads of the real one runs through the engine's one loop, by a forward that is two, the reference's
+and the device's. Read next: load.py, which calls this; kernels/npu, the device that needs it."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import cast
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from nva.forward import empty_kv, make_forward
-from nva.kernels import Kernels, backend, reference
+from nva.forward import Forward, empty_kv, make_forward
+from nva.kernels import Device
+from nva.kernels.cpu.device import PLAIN
+from nva.loop import Steps, step
 from nva.models.params import Params, random_params
 from nva.models.spec import ModelSpec, VisionSpec
 from nva.models.vision import encode_image
 from nva.state.engine import EngineState, empty, is_busy
+from nva.state.errors import DeviceError
 from nva.state.limits import Limits, blocks_for
 from nva.state.media import Image, Media, Placed, image, media
+from nva.state.plan import Batch
 from nva.state.request import SamplingParams, request
-from nva.steps.commit import commit
-from nva.steps.pack import pack
-from nva.steps.sample import sample
-from nva.steps.schedule import schedule
 from nva.steps.submit import submit
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
@@ -35,37 +35,42 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 operators make 1."""
 
 
-def self_check(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+def self_check(spec: ModelSpec, device: Device, dtype: torch.dtype) -> None:
     """Run a tiny model with this one's heads, ropes and windows on the device and on the reference.
 
-    Raises RuntimeError if their logits differ by more than rounding. The reference and the CPU's
-    kernels need no check."""
-    if kernels is backend("cpu") or kernels is reference:
+    Raises DeviceError if their logits differ by more than rounding. A device that needs no check
+    gets none."""
+    if not device.is_checked:
         return
     tiny = _tiny(spec)
     limits = Limits(
         vocab_size=tiny.vocab_size,
         max_model_len=640,  # some stacks ignore a mask beyond 512
-        n_blocks=3 * blocks_for(640, kernels.block_size),
-        block_size=kernels.block_size,
+        n_blocks=3 * blocks_for(640, device.block_size),
+        block_size=device.block_size,
         max_rows=3,
         max_batched_tokens=1024,
         position_axes=3 if tiny.rope_axes else 1,
         token_buckets=(16, 600, 1024),
         row_buckets=(4,),
     )
-    deviation = _deviation(tiny, limits, kernels, dtype, device)
+    found = _deviation_of_logits(tiny, limits, device, dtype)
     if tiny.vision:
-        deviation = np.maximum(deviation, _tower_deviation(tiny, kernels, dtype, device))
-    if not deviation < TOLERANCE[dtype]:
-        raise RuntimeError(
+        found = np.maximum(found, _deviation_of_features(tiny, device, dtype))
+    if not found < TOLERANCE[dtype]:
+        raise DeviceError(
             "the device computes something else than the reference: logits of a tiny model with "
-            "this model's heads "
-            f"({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}), or what it makes of an "
-            "image, are "
-            f"{deviation:.2g} standard deviations off. "
-            "Run `nva doctor`; try graph='eager'; see Troubleshooting in docs/npu.md"
+            f"this model's heads ({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}), or "
+            f"what it makes of an image, are {found:.2g} standard deviations off. {_ADVICE}"
         )
+
+
+_ADVICE = (
+    "Kernels of your own: write_kv, copy_blocks, attention_inputs and attention agree on how "
+    "numbers lie in the cache, pack_linear, linear and moe on weights, and are replaced together; "
+    "is_approximate=True says that a difference is meant. Else run `nva doctor`; try "
+    "graph='eager'; see Troubleshooting in docs/npu.md"
+)
 
 
 def _tiny(spec: ModelSpec) -> ModelSpec:
@@ -105,57 +110,59 @@ def _tiny_tower(spec: VisionSpec) -> VisionSpec:
     )
 
 
-def _deviation(
-    spec: ModelSpec, limits: Limits, kernels: Kernels, dtype: torch.dtype, device: torch.device
+def _deviation_of_logits(
+    spec: ModelSpec, limits: Limits, device: Device, dtype: torch.dtype
 ) -> float:
-    """The worst deviation of logits, in standard deviations, over a prefill and steps that mix it
-    with decoding."""
-    sides = _sides(kernels, device)
-    forwards = [make_forward(spec, limits, each, where) for each, where in sides]
-    kvs = [empty_kv(spec, limits, dtype, where) for _, where in sides]
-    weights = [_weights(spec, each, dtype, where) for each, where in sides]
-    state, worst = _three_prompts(spec, limits), 0.0
+    """The worst deviation over a prefill and steps that mix it with decoding."""
+    sides = (PLAIN, device)
+    forwards = [make_forward(spec, limits, side) for side in sides]
+    params = tuple(_weights(spec, side, dtype) for side in sides)
+    kv = tuple(empty_kv(spec, limits, dtype, side) for side in sides)
+    seen: list[float] = []
+    both = functools.partial(_both, *forwards, seen)
+    state = _three_prompts(spec, limits)
     while is_busy(state):
-        state, plan = schedule(state)
-        batch, draw = pack(state, plan)
-        results = [
-            forward(*each, batch) for forward, *each in zip(forwards, weights, kvs, strict=True)
-        ]
-        kvs = [kv for _, kv in results]
-        logits, other = (found.cpu()[: batch.n_logits] for found, _ in results)
-        worst = np.maximum(
-            worst, float((logits - other).abs().max() / logits.std())
-        )  # unlike max(), keeps a NaN
-        state, _ = commit(state, plan, sample(results[0][0], draw))
-    return float(worst)
+        state, kv, _ = step(Steps(), both, params, state, kv)
+    return float(np.max(seen))  # NaN if any is
 
 
-def _tower_deviation(
-    spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device
-) -> float:
+def _both(
+    expected: Forward, tested: Forward, seen: list[float], params: Any, kv: Any, batch: Batch
+) -> tuple[torch.Tensor, Any]:
+    """Two forwards as one, whose parameters and caches are pairs. It answers what the first does,
+    and notes how far the second is off."""
+    logits, kv_expected = expected(params[0], kv[0], batch)
+    other, kv_tested = tested(params[1], kv[1], batch)
+    seen.append(_deviation(logits[: batch.n_logits], other[: batch.n_logits]))
+    return logits, (kv_expected, kv_tested)
+
+
+def _deviation(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest difference, in standard deviations of what is expected."""
+    return float((expected - found.cpu()).abs().max() / expected.std())
+
+
+def _deviation_of_features(spec: ModelSpec, device: Device, dtype: torch.dtype) -> float:
     """The same of an image's features, since logits tell little of them."""
-    features, other = (
+    expected, found = (
         encode_image(
             spec.vision,
-            each,
-            _weights(spec, each, dtype, where)["vision"],
+            side.kernels,
+            _weights(spec, side, dtype)["vision"],
             _picture(spec.vision),
-            where,
+            side.where,
         )
-        for each, where in _sides(kernels, device)
+        for side in (PLAIN, device)
     )
-    return float((features - other.cpu()).abs().max() / features.std())
+    return _deviation(expected, found)
 
 
-def _sides(kernels: Kernels, device: torch.device) -> list[tuple[Kernels, torch.device]]:
-    """What is compared: the reference on the CPU, and the device."""
-    return [(cast(Kernels, reference), torch.device("cpu")), (kernels, device)]
-
-
-def _weights(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Params:
+def _weights(spec: ModelSpec, side: Device, dtype: torch.dtype) -> Params:
     """The same random weights on every device."""
-    params = random_params(spec, dtype, torch.Generator().manual_seed(0), kernels, std=0.2)
-    return torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), params)
+    generator = torch.Generator().manual_seed(0)
+    params = random_params(spec, dtype, generator, side.kernels, std=0.2)
+    move = lambda tensor: tensor.to(side.where)  # noqa: E731 - packed weights hold sizes too
+    return torch.utils._pytree.tree_map_only(torch.Tensor, move, params)
 
 
 def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:

@@ -15,12 +15,13 @@ import torch
 from tqdm import tqdm
 
 from nva.forward import KV, Forward, empty_kv, make_forward
-from nva.kernels import Kernels
+from nva.kernels import Device
 from nva.models.params import Params
 from nva.models.spec import ModelSpec
 from nva.state.limits import Limits, blocks_for
 from nva.state.media import Image
-from nva.state.plan import Batch, ImageSpan, no_copies
+from nva.state.plan import Batch, ImageSpan, batch_of, no_copies
+from nva.state.rows import NO_SOURCE
 
 
 def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
@@ -34,6 +35,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
     n_ids = min(limits.n_scratch + limits.n_blocks, limits.table_width)
     arrays = {
         "token_ids": np.zeros(n_tokens),
+        "token_source": np.full(n_tokens, NO_SOURCE),
         "positions": np.tile(
             np.arange(n_tokens) - np.repeat(ends, counts) + length, (limits.position_axes, 1)
         ),
@@ -44,13 +46,7 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
         "logit_index": np.maximum(ends - 1, 0),
         "copies": no_copies(),
     }
-    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
-    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
-    views = {
-        name: part.reshape(array.shape)
-        for part, (name, array) in zip(parts, arrays.items(), strict=True)
-    }
-    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows, **views)
+    return batch_of(arrays, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_rows)
 
 
 def shapes(limits: Limits) -> list[tuple[int, int]]:
@@ -81,17 +77,18 @@ def warm_up(forward: Forward, params: Params, kv: KV, limits: Limits) -> KV:
 def run_largest(
     spec: ModelSpec,
     limits: Limits,
-    kernels: Kernels,
+    device: Device,
     params: Params,
     dtype: torch.dtype,
-    device: torch.device,
     largest: Image | None = None,
 ) -> None:
-    """Run the largest step, with the largest image if the model sees, and a cache just large
-    enough, so that memory free afterwards is free for the cache."""
-    n_tokens, n_rows = limits.max_batched_tokens, min(limits.max_rows, limits.max_batched_tokens)
+    """Run the largest step, with the largest image if the model sees, operator by operator, and a
+    cache just large enough, so that memory free afterwards is free for the cache."""
+    n_tokens = limits.max_batched_tokens
+    n_rows = min(limits.max_rows, n_tokens)
     limits = attrs.evolve(limits, n_blocks=blocks_for(n_tokens, limits.block_size))
-    forward = make_forward(spec, limits, kernels, device)
+    device = attrs.evolve(device, kernels=device.measured_with or device.kernels)
+    forward = make_forward(spec, limits, device, enforce_eager=True)
     batch = filled_batch(limits, n_tokens, n_rows)
     if largest:
         span = ImageSpan(image=largest, first=0, packed=0, count=min(n_tokens, largest.n_tokens))

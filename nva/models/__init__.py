@@ -1,7 +1,11 @@
 """Models: from a checkpoint folder to a ModelSpec and its parameters, and the one decoder that runs
-them.
+them all.
 
-Importing this package registers the families. Read next: spec.py, then decoder.py.
+    config.json --hf_config, read_spec, a family--> ModelSpec --params--> a table of parameters
+    safetensors --checkpoint, by that table--> Params --decoder, vision--> logits
+
+Importing this package registers the families: llama (and Mistral), qwen2, qwen3, qwen3_vl, gemma3,
+minicpm. Read next: spec.py, then decoder.py; docs/add_a_model.md for a family of your own.
 """
 
 from nva.models import gemma3, llama, minicpm, qwen2, qwen3, qwen3_vl

@@ -5,8 +5,9 @@ Read next: qwen2.py, which differs by a bias; decoder.py, which runs them all.
 
 from __future__ import annotations
 
-from nva.models.hf_config import Config, read_spec, required
+from nva.models.hf_config import Config
 from nva.models.params import Weights
+from nva.models.read_spec import read_spec
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec
 
@@ -55,17 +56,15 @@ LLAMA_WEIGHTS = Weights(
 def llama(config: Config) -> tuple[ModelSpec, Weights]:
     """Biases are optional, on all four attention projections or on the MLP's three."""
     if config.get("sliding_window"):
-        raise ValueError(
-            "LlamaForCausalLM has no sliding window, but config.json sets one; is it a Mistral?"
-        )
+        config.refuse("sliding_window", "null, since LlamaForCausalLM has none; is it a Mistral?")
     if config.get("rope_theta") is None:
         config |= {"rope_theta": 10000.0}  # Llama 1 and 2, whose config.json doesn't name it
-    bias = config.get("attention_bias", False)
-    spec = read_spec(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.get("mlp_bias", False))
+    bias = config.flag("attention_bias")
+    spec = read_spec(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
     return spec, LLAMA_WEIGHTS
 
 
 @register("MistralForCausalLM", verified=[LOGITS, EMULATED])
 def mistral(config: Config) -> tuple[ModelSpec, Weights]:
     """Llama with a sliding window in every layer, or in none where the config sets it to null."""
-    return read_spec(config, window=required(config, "sliding_window")), LLAMA_WEIGHTS
+    return read_spec(config, window=config.size_or_null("sliding_window")), LLAMA_WEIGHTS

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
-from nva.models.hf_config import Config, read_spec, required, size
+from nva.models.hf_config import Config
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
+from nva.models.read_spec import MAX_LAYERS, read_spec
 from nva.models.registry import EMULATED, register
 from nva.models.spec import ModelSpec
 
@@ -29,15 +30,18 @@ def minicpm(config: Config) -> tuple[ModelSpec, Weights]:
                 f"config.json sets {name}, which nva doesn't implement for MiniCPM; {_ADVICE[name]}"
             )
     config.pass_over("mup_denominator")  # of heads that draft for it
-    config |= {name: value for name, value in _DEFAULTS.items() if name not in config}
-    scales = {
-        "embed_scale": float(required(config, "scale_emb")),
-        "residual_scale": required(config, "scale_depth")
-        / math.sqrt(size(config, "num_hidden_layers")),
-        "logit_scale": size(config, "dim_model_base") / size(config, "hidden_size"),
-    }
-    bias = config.get("attention_bias", False)
-    return read_spec(config, qkv_bias=bias, o_bias=bias, **scales), LLAMA_WEIGHTS
+    config |= {name: value for name, value in _DEFAULTS.items() if config.get(name) is None}
+    n_layers = config.size("num_hidden_layers", at_most=MAX_LAYERS)
+    bias = config.flag("attention_bias")
+    spec = read_spec(
+        config,
+        qkv_bias=bias,
+        o_bias=bias,
+        embed_scale=config.number("scale_emb"),
+        residual_scale=config.number("scale_depth") / math.sqrt(n_layers),
+        logit_scale=config.size("dim_model_base") / config.size("hidden_size"),
+    )
+    return spec, LLAMA_WEIGHTS
 
 
 _ADVICE = {

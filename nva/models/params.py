@@ -3,24 +3,61 @@
     {"embed": [V, H], "layers": [{"input_norm": [H], "qkv": ..., ...}, ...],
      "norm": [H], "head": [V, H]}
 
+One table says everything about them: which a spec has, their shapes, what each is for, and how
+tensor parallelism splits it. Whoever treats parameters differently asks it, and no one their names.
+
 The law: a parameter is the rows of one or more checkpoint tensors, stacked: q, k, v in "qkv"; gate,
-up in "gate_up". Read next: checkpoint.py, which fills it from files."""
+up in "gate_up". Read next: checkpoint.py, which fills them from files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
 from torch import Tensor
 
-from nva.kernels import Kernels, reference
+from nva.kernels import Kernels
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models.spec import ExpertSpec, ModelSpec, VisionSpec
 
 Params = dict[str, Any]
-Shapes = tuple[tuple[int, ...], ...]
-"""The shapes of the tensors whose rows, stacked, are a parameter."""
+
+Kind = Literal["linear", "experts", "norm", "layer_norm", "table", "bias"]
+"""What a parameter is for.
+
+- linear: [N, K], multiplied by kernels.linear, and prepared by kernels.pack_linear;
+- experts: the linears of all experts of a layer, [E, N, K], for kernels.moe;
+- norm: the weight of an RMS norm, prepared by kernels.pack_norm;
+- layer_norm: the weight of a LayerNorm;
+- table: rows that are looked up;
+- bias: [N], added to what a linear or a LayerNorm gives."""
+
+Split = Literal["rows", "columns"]
+
+
+@attrs.frozen
+class Param:
+    """A parameter: the shapes of the tensors whose rows it is, and what it is for.
+
+    `split` is how N ranks share it (Shoeybi et al. 2019, Megatron-LM): rank i has the i-th part of
+    every tensor's rows, or of its columns; None if each has it whole. The ranks' results are summed
+    after a linear that is split by columns. Of experts, each expert is split."""
+
+    parts: tuple[tuple[int, ...], ...]
+    kind: Kind
+    split: Split | None = None
+    n_experts: int = 1  # whose rows follow each other
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the stacked rows."""
+        return (sum(part[0] for part in self.parts), *self.parts[0][1:])
+
+
+Table = dict[str, Param]
 
 
 @attrs.frozen(kw_only=True)
@@ -29,204 +66,194 @@ class Weights:
     number, and names with `{expert}` for as many as there are experts, those of the first expert
     first."""
 
-    names: Mapping[str, tuple[str, ...]]  # parameter -> the tensors whose rows it is
-    fused: Mapping[str, str] = attrs.field(
-        factory=dict
-    )  # parameter -> the one tensor that may hold it instead
-    is_transposed: bool = (
-        False  # what is fused is stored [E, K, N] on the hub, [E, N, K] by transformers 5
-    )
-    rope_buffers: tuple[
-        str, ...
-    ] = ()  # tensors of rope frequencies that old checkpoints hold and nobody reads
+    # parameter -> the tensors whose rows it is
+    names: Mapping[str, tuple[str, ...]]
+    # parameter of experts -> the one tensor that may hold it instead
+    fused: Mapping[str, str] = attrs.field(factory=dict)
+    # fused tensors are stored [E, K, N] on the hub, [E, N, K] by transformers 5
+    is_transposed: bool = False
+    # tensors of rope frequencies that old checkpoints hold and nobody reads
+    rope_buffers: tuple[str, ...] = ()
 
 
-EXPERTS = frozenset({"experts_gate_up", "experts_down"})
-"""Parameters [E, N, K] that hold the weights of all experts of a layer, the rows of one after those
-of another."""
-
-LINEARS = (
-    EXPERTS
-    | {
-        "qkv",
-        "o",
-        "gate_up",
-        "down",
-        "head",
-        "router",
-        "shared_gate_up",
-        "shared_down",
-        "shared_gate",
+def outer_table(spec: ModelSpec) -> Table:
+    """The parameters outside the layers. A tied head is none of its own."""
+    vocabulary = ((spec.vocab_size, spec.hidden_size),)
+    table = {
+        "embed": Param(vocabulary, "table", "rows"),
+        "norm": Param(((spec.hidden_size,),), "norm"),
     }
-    | {
-        "patch",
-        "vision_qkv",
-        "vision_o",
-        "fc1",
-        "fc2",
-        "merger_fc1",
-        "merger_fc2",
-        "deepstack_fc1",
-        "deepstack_fc2",
-    }
-)
-"""Parameters that kernels.linear or kernels.moe multiply with, and kernels.pack_linear therefore
-prepares."""
+    if not spec.tied_head:
+        table["head"] = Param(vocabulary, "linear", "rows")
+    return table
 
 
-def outer_shapes(spec: ModelSpec) -> dict[str, Shapes]:
-    """Parameters outside the layers. A tied head is no parameter of its own."""
-    embedding = ((spec.vocab_size, spec.hidden_size),)
-    head = {} if spec.tied_head else {"head": embedding}
-    return {"embed": embedding, "norm": ((spec.hidden_size,),), **head}
-
-
-def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shapes]:
-    """Parameters of a layer."""
-    hidden, head_dim = spec.hidden_size, spec.head_dim
-    q, kv = spec.n_heads * head_dim, spec.n_kv_heads * head_dim
-    shapes: dict[str, Shapes] = {
-        "input_norm": ((hidden,),),
-        "qkv": ((q, hidden), (kv, hidden), (kv, hidden)),
-        "o": ((hidden, q),),
-        "post_norm": ((hidden,),),
+def layer_table(spec: ModelSpec, layer: int) -> Table:
+    """The parameters of a layer."""
+    hidden = spec.hidden_size
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    whole, head = ((hidden,),), ((spec.head_dim,),)
+    table = {
+        "input_norm": Param(whole, "norm"),
+        "qkv": Param(((q, hidden), (kv, hidden), (kv, hidden)), "linear", "rows"),
+        "o": Param(((hidden, q),), "linear", "columns"),
+        "post_norm": Param(whole, "norm"),
     }
     experts = spec.experts[layer]
-    shapes |= _mlp_shapes(spec) if experts is None else _expert_shapes(experts, hidden)
+    table |= _mlp_table(spec) if experts is None else _expert_table(experts, hidden)
     if spec.qk_norm:
-        shapes |= {"q_norm": ((head_dim,),), "k_norm": ((head_dim,),)}
+        table |= {"q_norm": Param(head, "norm"), "k_norm": Param(head, "norm")}
     if spec.out_norms:
-        shapes |= {"attention_out_norm": ((hidden,),), "mlp_out_norm": ((hidden,),)}
+        table |= {"attention_out_norm": Param(whole, "norm"), "mlp_out_norm": Param(whole, "norm")}
     if spec.qkv_bias:
-        shapes |= {"qkv_bias": ((q,), (kv,), (kv,))}
+        table["qkv_bias"] = Param(((q,), (kv,), (kv,)), "bias", "rows")
     if spec.o_bias:
-        shapes |= {"o_bias": ((hidden,),)}
-    return shapes
+        table["o_bias"] = Param(whole, "bias")
+    return table
 
 
-def _mlp_shapes(spec: ModelSpec) -> dict[str, Shapes]:
+def _mlp_table(spec: ModelSpec) -> Table:
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, Shapes] = {"gate_up": ((inner, hidden),) * 2, "down": ((hidden, inner),)}
+    table = {
+        "gate_up": Param(((inner, hidden),) * 2, "linear", "rows"),
+        "down": Param(((hidden, inner),), "linear", "columns"),
+    }
     if spec.mlp_bias:
-        shapes |= {"gate_up_bias": ((inner,), (inner,)), "down_bias": ((hidden,),)}
-    return shapes
+        table["gate_up_bias"] = Param(((inner,), (inner,)), "bias", "rows")
+        table["down_bias"] = Param(((hidden,),), "bias")
+    return table
 
 
-def _expert_shapes(spec: ExpertSpec, hidden: int) -> dict[str, Shapes]:
-    inner, shared = spec.intermediate_size, spec.shared_size
-    shapes: dict[str, Shapes] = {
-        "router": ((spec.n_experts, hidden),),
-        "experts_gate_up": ((inner, hidden),) * 2 * spec.n_experts,
-        "experts_down": ((hidden, inner),) * spec.n_experts,
+def _expert_table(spec: ExpertSpec, hidden: int) -> Table:
+    n, inner, shared = spec.n_experts, spec.intermediate_size, spec.shared_size
+    table = {
+        "router": Param(((n, hidden),), "linear"),
+        "experts_gate_up": Param(((inner, hidden),) * 2 * n, "experts", "rows", n),
+        "experts_down": Param(((hidden, inner),) * n, "experts", "columns", n),
     }
     if shared:
-        shapes |= {"shared_gate_up": ((shared, hidden),) * 2, "shared_down": ((hidden, shared),)}
-        shapes |= {"shared_gate": ((1, hidden),)}
-    return shapes
+        table["shared_gate_up"] = Param(((shared, hidden),) * 2, "linear", "rows")
+        table["shared_down"] = Param(((hidden, shared),), "linear", "columns")
+        table["shared_gate"] = Param(((1, hidden),), "linear")
+    return table
 
 
-def vision_shapes(spec: VisionSpec) -> dict[str, Shapes]:
-    """Parameters of a vision tower outside its layers."""
-    grid, hidden = spec.grid_side**2, spec.hidden_size
+def vision_table(spec: VisionSpec) -> Table:
+    """The parameters of a vision tower outside its layers. Every rank computes the whole tower."""
+    hidden = spec.hidden_size
     return {
-        "patch": ((hidden, *spec.patch_shape),),
-        "patch_bias": ((hidden,),),
-        "grid": ((grid, hidden),),
-        **_merger_shapes(spec, "merger", hidden),
+        "patch": Param(((hidden, *spec.patch_shape),), "linear"),  # stored as a convolution
+        "patch_bias": Param(((hidden,),), "bias"),
+        "grid": Param(((spec.grid_side**2, hidden),), "table"),
+        **_merger_table(spec, "merger", hidden),
     }
 
 
-def vision_layer_shapes(spec: VisionSpec) -> dict[str, Shapes]:
-    """Parameters of each layer of a vision tower."""
+def vision_layer_table(spec: VisionSpec) -> Table:
+    """The parameters of each layer of a vision tower."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    linears = {"vision_qkv": (3 * hidden, hidden), "vision_o": (hidden, hidden)}
-    linears |= {"fc1": (inner, hidden), "fc2": (hidden, inner)}
-    norms = ("vision_input_norm", "vision_post_norm")
-    shapes: dict[str, Shapes] = {name: (shape,) for name, shape in linears.items()}
-    shapes |= {f"{name}_bias": (shape[:1],) for name, shape in linears.items()}
-    return shapes | {name: ((hidden,),) for norm in norms for name in (norm, f"{norm}_bias")}
+    return {
+        **_layer_norm("vision_input_norm", hidden),
+        **_with_bias("vision_qkv", 3 * hidden, hidden),
+        **_with_bias("vision_o", hidden, hidden),
+        **_layer_norm("vision_post_norm", hidden),
+        **_with_bias("fc1", inner, hidden),
+        **_with_bias("fc2", hidden, inner),
+    }
 
 
-def deepstack_shapes(spec: VisionSpec) -> dict[str, Shapes]:
-    """Parameters that make features of the output of one of deepstack_layers."""
-    return _merger_shapes(spec, "deepstack", spec.hidden_size * spec.merge_size**2)
+def deepstack_table(spec: VisionSpec) -> Table:
+    """The parameters that make features of the output of one of deepstack_layers."""
+    return _merger_table(spec, "deepstack", spec.hidden_size * spec.merge_size**2)
 
 
-def _merger_shapes(spec: VisionSpec, name: str, norm_size: int) -> dict[str, Shapes]:
+def _merger_table(spec: VisionSpec, name: str, norm_size: int) -> Table:
     merged = spec.hidden_size * spec.merge_size**2
     return {
-        f"{name}_norm": ((norm_size,),),
-        f"{name}_norm_bias": ((norm_size,),),
-        f"{name}_fc1": ((merged, merged),),
-        f"{name}_fc1_bias": ((merged,),),
-        f"{name}_fc2": ((spec.out_size, merged),),
-        f"{name}_fc2_bias": ((spec.out_size,),),
+        **_layer_norm(f"{name}_norm", norm_size),
+        **_with_bias(f"{name}_fc1", merged, merged),
+        **_with_bias(f"{name}_fc2", spec.out_size, merged),
     }
 
 
-def all_shapes(spec: ModelSpec) -> Iterator[tuple[int | None, dict[str, Shapes]]]:
+def _with_bias(name: str, n_rows: int, n_columns: int) -> Table:
+    weight, bias = ((n_rows, n_columns),), ((n_rows,),)
+    return {name: Param(weight, "linear"), f"{name}_bias": Param(bias, "bias")}
+
+
+def _layer_norm(name: str, size: int) -> Table:
+    vector = ((size,),)
+    return {name: Param(vector, "layer_norm"), f"{name}_bias": Param(vector, "bias")}
+
+
+def all_tables(spec: ModelSpec) -> Iterator[tuple[int | None, Table]]:
     """Every group of parameters with its layer, None outside the layers."""
-    yield None, outer_shapes(spec)
-    yield from ((layer, layer_shapes(spec, layer)) for layer in range(spec.n_layers))
+    yield None, outer_table(spec)
+    for layer in range(spec.n_layers):
+        yield layer, layer_table(spec, layer)
     if spec.vision:
-        yield None, vision_shapes(spec.vision)
-        yield from (
-            (layer, vision_layer_shapes(spec.vision)) for layer in range(spec.vision.n_layers)
-        )
-        yield from (
-            (i, deepstack_shapes(spec.vision)) for i in range(len(spec.vision.deepstack_layers))
-        )
+        yield None, vision_table(spec.vision)
+        for layer in range(spec.vision.n_layers):
+            yield layer, vision_layer_table(spec.vision)
+        for i in range(len(spec.vision.deepstack_layers)):
+            yield i, deepstack_table(spec.vision)
 
 
-Make = Callable[[str, "int | None", Shapes], Tensor]
+Make = Callable[[str, "int | None", Param], Tensor]
+"""Gives the stacked rows of a parameter: its name, its layer (None outside the layers), its line of
+the table."""
 
 
 def build_params(spec: ModelSpec, make: Make, kernels: Kernels) -> Params:
-    """All parameters, each given by `make(name, layer, shapes)` (layer None outside the layers) as
-    its rows, those of experts set apart, in the form that the kernels want."""
+    """All parameters, each made by `make`, in the form that the kernels want."""
 
-    def finish(name: str, rows: Tensor, layer: int | None) -> Any:
-        experts = spec.experts[layer] if name in EXPERTS and layer is not None else None
-        tensor = rows if experts is None else rows.unflatten(0, (experts.n_experts, -1))
-        if name.endswith("norm"):
-            return kernels.pack_norm(tensor, spec.unit_offset)
-        tensor = (
-            tensor.flatten(1) if name == "patch" else tensor
-        )  # stored as a convolution, but patches don't overlap
-        return kernels.pack_linear(tensor) if name in LINEARS else tensor
-
-    def build(shapes: dict[str, Shapes], layer: int | None) -> Params:
+    def build(table: Table, layer: int | None) -> Params:
         return {
-            name: finish(name, make(name, layer, parts), layer) for name, parts in shapes.items()
+            name: _packed(param, make(name, layer, param), spec.unit_offset, kernels)
+            for name, param in table.items()
         }
 
-    params = build(outer_shapes(spec), None)
-    params["layers"] = [build(layer_shapes(spec, layer), layer) for layer in range(spec.n_layers)]
-    if vision := spec.vision:
-        params["vision"] = build(vision_shapes(vision), None)
-        layers, deepstack = vision_layer_shapes(vision), deepstack_shapes(vision)
-        params["vision"]["layers"] = [build(layers, layer) for layer in range(vision.n_layers)]
-        params["vision"]["deepstack"] = [
-            build(deepstack, i) for i in range(len(vision.deepstack_layers))
-        ]
-    return params if "head" in params else {**params, "head": kernels.pack_linear(params["embed"])}
+    params = build(outer_table(spec), None)
+    params["layers"] = [build(layer_table(spec, i), i) for i in range(spec.n_layers)]
+    if spec.tied_head:
+        params["head"] = kernels.pack_linear(params["embed"])
+    if tower := spec.vision:
+        n_deepstack = len(tower.deepstack_layers)
+        params["vision"] = {
+            **build(vision_table(tower), None),
+            "layers": [build(vision_layer_table(tower), i) for i in range(tower.n_layers)],
+            "deepstack": [build(deepstack_table(tower), i) for i in range(n_deepstack)],
+        }
+    return params
+
+
+def _packed(param: Param, rows: Tensor, unit_offset: bool, kernels: Kernels) -> Any:
+    """The stacked rows of a parameter in the form that the kernels want."""
+    match param.kind:
+        case "linear":
+            return kernels.pack_linear(rows.flatten(1))
+        case "experts":
+            return kernels.pack_linear(rows.unflatten(0, (param.n_experts, -1)))
+        case "norm":
+            return kernels.pack_norm(rows, unit_offset)
+        case _:
+            return rows
 
 
 def random_params(
     spec: ModelSpec,
     dtype: torch.dtype,
     generator: torch.Generator,
-    kernels: Kernels = reference,
+    kernels: Kernels = REFERENCE,
     std: float = 0.02,
 ) -> Params:
-    """Parameters drawn from a normal distribution (norms are 1), on the generator's device: for
-    benchmarks."""
+    """Parameters drawn from a normal distribution (weights of norms are 1), on the generator's
+    device: for benchmarks."""
 
-    def make(name: str, layer: int | None, shapes: Shapes) -> Tensor:
-        shape = (sum(part[0] for part in shapes), *shapes[0][1:])
-        empty = torch.empty(shape, dtype=dtype, device=generator.device)
-        return (
-            empty.fill_(1) if name.endswith("norm") else empty.normal_(0, std, generator=generator)
-        )
+    def make(name: str, layer: int | None, param: Param) -> Tensor:
+        empty = torch.empty(param.shape, dtype=dtype, device=generator.device)
+        if param.kind in ("norm", "layer_norm"):
+            return empty.fill_(1)
+        return empty.normal_(0, std, generator=generator)
 
     return build_params(spec, make, kernels)

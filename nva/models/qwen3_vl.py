@@ -6,15 +6,18 @@ Read next: vision.py, the tower; state/media.py, the positions.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
 
-from nva.models.hf_config import Config, read_experts, read_spec, required, size
+from nva.models.hf_config import Config
 from nva.models.llama import LLAMA_WEIGHTS
 from nva.models.params import Weights
+from nva.models.read_spec import MAX_LAYERS, read_experts, read_spec
 from nva.models.registry import EMULATED, LOGITS, register
 from nva.models.spec import ModelSpec, VisionSpec
+from nva.state.checks import is_number, is_whole
 
 _TOWER, _LAYER = "model.visual.", "model.visual.blocks.{layer}."
 
@@ -65,86 +68,125 @@ def qwen3_vl(config: Config) -> tuple[ModelSpec, Weights]:
 @register("Qwen3VLMoeForConditionalGeneration", verified=[LOGITS, EMULATED])
 def qwen3_vl_moe(config: Config) -> tuple[ModelSpec, Weights]:
     """The weights of a token's experts always sum to 1."""
-    text = config.part("text_config") | {"norm_topk_prob": True}
-    return _with_tower(config, text, experts=read_experts(text)), QWEN3_VL_WEIGHTS
+    text = config.part("text_config")
+    experts = read_experts(text, always_normalized=True)
+    return _with_tower(config, text, experts=experts), QWEN3_VL_WEIGHTS
 
 
 def _with_tower(config: Config, text: Config, **differences: Any) -> ModelSpec:
-    config.pass_over(
-        "video_token_id", "vision_start_token_id", "vision_end_token_id"
-    )  # the tokenizer's affair
-    text, axes = _without_axes(text | {"architectures": config.get("architectures")})
-    head_dim, bias = required(text, "head_dim"), text.get("attention_bias", False)
-    tied = config.get("tie_word_embeddings", False)
+    """The text model's spec, the tower in it."""
+    config.pass_over("video_token_id", "vision_start_token_id", "vision_end_token_id")
+    text |= {"architectures": config.get("architectures")}
+    text, sections = _without_sections(text)
+    bias = text.flag("attention_bias")
     spec = read_spec(
         text,
         qk_norm=True,
-        head_dim=head_dim,
+        head_dim=text.size("head_dim"),
         qkv_bias=bias,
         o_bias=bias,
-        tied_head=tied,
+        tied_head=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings")),
         **differences,
     )
-    vision = _vision(config.part("vision_config"), size(config, "image_token_id"))
-    if vision.out_size != spec.hidden_size or len(vision.deepstack_layers) > spec.n_layers:
+    image_token = config.size("image_token_id", at_least=0)
+    if image_token >= spec.vocab_size:
+        config.refuse("image_token_id", f"below text_config.vocab_size = {spec.vocab_size}")
+    vision = _read_tower(config.part("vision_config"), image_token)
+    if vision.out_size != spec.hidden_size:
         raise ValueError(
-            f"the vision tower gives {vision.out_size} numbers, the text model takes "
-            f"{spec.hidden_size}"
+            f"config.json has vision_config.out_hidden_size = {vision.out_size} and "
+            f"text_config.hidden_size = {spec.hidden_size}: the vision tower gives "
+            f"{vision.out_size} numbers, the text model takes {spec.hidden_size}"
         )
+    if len(vision.deepstack_layers) > spec.n_layers:
+        raise ValueError(
+            f"config.json has {len(vision.deepstack_layers)} vision_config."
+            f"deepstack_visual_indexes, more than text_config.num_hidden_layers = {spec.n_layers}"
+        )
+    axes = _rope_axes(sections, spec.ropes[0].dim // 2)
     return attrs.evolve(spec, rope_axes=axes, vision=vision)
 
 
-def _without_axes(text: Config) -> tuple[Config, tuple[int, ...]]:
-    """The text config with a plain rope, and which of time, height and width each pair of numbers
-    turns with.
-
-    Pairs take turns (time, height, width, time, ...) as long as an axis has some left of its
-    section; the rest is time's."""
+def _without_sections(text: Config) -> tuple[Config, tuple[int, ...]]:
+    """The text config with a plain rope, and how many pairs each of time, height and width has."""
     name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
-    rope = dict(required(text, name))
+    rope = text.group(name)
     sections = rope.pop("mrope_section", None)
-    if not rope.pop("mrope_interleaved", False) or sections is None or len(sections) != 3:
+    is_interleaved = rope.pop("mrope_interleaved", False)
+    is_three = isinstance(sections, (list, tuple)) and len(sections) == 3
+    if is_interleaved is not True or not is_three or not all(map(is_whole, sections)):
         raise ValueError(
-            f"{name} has mrope_section {sections}; Qwen3-VL takes three, with mrope_interleaved"
+            f"config.json: in {text.path}{name}, mrope_section is {sections!r:.80} and "
+            f"mrope_interleaved {is_interleaved!r:.80}; Qwen3-VL takes three whole numbers, with "
+            "mrope_interleaved"
         )
-    pairs = range(required(text, "head_dim") // 2)
-    axes = tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in pairs)
-    return text | {name: rope}, axes
+    return text | {name: rope}, tuple(sections)
 
 
-def _vision(config: Config, image_token: int) -> VisionSpec:
-    activation = config.get("hidden_act", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise ValueError(
-            f"the vision tower's hidden_act {activation!r} is not known; known is gelu_pytorch_tanh"
+def _rope_axes(sections: tuple[int, ...], n_pairs: int) -> tuple[int, ...]:
+    """The M-RoPE axis of each rotary pair: 0 time, 1 height, 2 width.
+
+    The axes take turns (time, height, width, time, ...) as long as each has some left of its
+    section; the rest is time's."""
+    pairs = range(n_pairs)
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in pairs)
+
+
+def _read_tower(config: Config, image_token: int) -> VisionSpec:
+    config.choice("hidden_act", "gelu_pytorch_tanh", ["gelu_pytorch_tanh"])
+    n_layers = config.size("depth", at_most=MAX_LAYERS)
+    hidden_size, n_heads = config.size("hidden_size"), config.size("num_heads")
+    if hidden_size % (4 * n_heads):
+        config.refuse(
+            "hidden_size",
+            f"a multiple of 4 for each head, num_heads being {n_heads}",
         )
-    grid_side = int(size(config, "num_position_embeddings") ** 0.5)
-    patch = size(config, "patch_size")
+    n_positions = config.size("num_position_embeddings")
+    grid_side = math.isqrt(n_positions)
+    if grid_side**2 != n_positions:
+        config.refuse("num_position_embeddings", "a square number, the points of a square grid")
+    patch = config.size("patch_size")
     return VisionSpec(
-        n_layers=size(config, "depth"),
-        hidden_size=size(config, "hidden_size"),
-        n_heads=size(config, "num_heads"),
-        intermediate_size=size(config, "intermediate_size"),
-        patch_shape=(
-            config.get("in_channels", 3),
-            size(config, "temporal_patch_size"),
-            patch,
-            patch,
-        ),
-        merge_size=size(config, "spatial_merge_size"),
+        n_layers=n_layers,
+        hidden_size=hidden_size,
+        n_heads=n_heads,
+        intermediate_size=config.size("intermediate_size"),
+        patch_shape=(_read_channels(config), config.size("temporal_patch_size"), patch, patch),
+        merge_size=config.size("spatial_merge_size"),
         grid_side=grid_side,
-        out_size=size(config, "out_hidden_size"),
-        deepstack_layers=tuple(required(config, "deepstack_visual_indexes")),
-        rope_theta=_theta(config),
+        out_size=config.size("out_hidden_size"),
+        deepstack_layers=_read_deepstack(config, n_layers),
+        rope_theta=_read_theta(config),
         image_token=image_token,
     )
 
 
-def _theta(config: Config) -> float:
+def _read_channels(config: Config) -> int:
+    """Images are read as red, green and blue."""
+    if config.size("in_channels", 3) != 3:
+        config.refuse("in_channels", "3")
+    return 3
+
+
+def _read_deepstack(config: Config, n_layers: int) -> tuple[int, ...]:
+    layers = config.sizes("deepstack_visual_indexes", at_most=n_layers - 1)
+    if len(set(layers)) < len(layers):
+        config.refuse("deepstack_visual_indexes", "a list of different layers")
+    return layers
+
+
+def _read_theta(config: Config) -> float:
     """Only transformers 5 writes the tower's rope."""
-    rope: dict[str, Any] = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "axial") != "axial":
+    rope = config.group("rope_parameters")
+    kind, theta = rope.get("rope_type", "axial"), rope.get("rope_theta", 10000.0)
+    if kind != "axial":
         raise ValueError(
-            f"rope type {rope['rope_type']!r} of the vision tower is not known; known is axial"
+            f"config.json: in {config.path}rope_parameters, rope type {kind!r:.80} of the vision "
+            "tower is not known; known is axial"
         )
-    return float(rope.get("rope_theta", 10000.0))
+    if not is_number(theta) or not 1 <= theta < math.inf:
+        raise ValueError(
+            f"config.json: in {config.path}rope_parameters, rope_theta is {theta!r:.80}; it must "
+            "be a finite number of at least 1"
+        )
+    return float(theta)

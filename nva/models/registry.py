@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nva.models.hf_config import Config, check_all_read
+from nva.models.hf_config import Config
 from nva.models.params import Weights
 from nva.models.spec import ModelSpec
+from nva.models.unread import check_all_read
 
 Family = Callable[[Config], "tuple[ModelSpec, Weights]"]
 
@@ -41,29 +42,41 @@ def register(*architectures: str, verified: Sequence[str] = ()) -> Callable[[Fam
     return add
 
 
+QUANTIZED = ("quantization_config", "compression_config", "quantization")
+"""Settings that only quantized checkpoints have; the last is MLX's."""
+
+
 def read_model(config: Mapping[str, Any]) -> tuple[ModelSpec, Weights]:
     """The spec and weight names of a config.json.
 
     Raises ValueError for an architecture that no family has registered, for quantized weights, for
     whatever the family refuses, and for what it doesn't read."""
-    names = config.get("architectures") or []
-    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
-    if family is None:
-        code = " (its own code, named in auto_map, is never run)" if "auto_map" in config else ""
-        raise ValueError(
-            f"config.json names the architectures {names}{code}; known are "
-            f"{', '.join(sorted(FAMILIES))}. "
-            "Add one with @nva.models.register"
-        )
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key):
-            settings = config[key] if isinstance(config[key], Mapping) else {}
-            method = settings.get("quant_method", "unnamed")
-            raise ValueError(
-                f"the checkpoint is quantized ({key}: {method}), which nva can't read; take an "
-                "unquantized one"
-            )
     watched = Config(config)
+    family = _find_family(watched)
+    _check_unquantized(watched)
     found = family(watched)
     check_all_read(watched)
     return found
+
+
+def _find_family(config: Config) -> Family:
+    names = config.names("architectures", [])
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    code = " (its own code, named in auto_map, is never run)" if "auto_map" in config else ""
+    raise ValueError(
+        f"config.json names the architectures {list(names)}{code}; known are "
+        f"{', '.join(sorted(FAMILIES))}. Add one with @nva.models.register"
+    )
+
+
+def _check_unquantized(config: Config) -> None:
+    for key in QUANTIZED:
+        settings = config.get(key)
+        if settings:
+            names = settings if isinstance(settings, Mapping) else {}
+            raise ValueError(
+                f"the checkpoint is quantized ({key}: {names.get('quant_method', 'unnamed')}), "
+                "which nva can't read; take an unquantized one"
+            )

@@ -1,8 +1,9 @@
-"""ModelSpec: everything in which one decoder-only text model differs from another, as data.
+"""ModelSpec: everything in which one decoder-only model differs from another, as data.
 
 The law: the decoder reads differences here and nowhere else; a new one is a new field with a
-neutral default. Read next: decoder.py, which computes what a spec says, and params.py, the tensors
-it needs."""
+neutral default. Read next: decoder.py, which computes what a spec says; params.py, the tensors that
+it needs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,12 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @attrs.frozen(kw_only=True)
 class ExpertSpec:
-    """The experts that take the place of the MLP in some layers."""
+    """The experts that take the place of the MLP in some layers (Shazeer et al. 2017)."""
 
     n_experts: int = attrs.field(validator=whole(1))
     n_active: int = attrs.field(validator=whole(1))  # experts that compute a token
     intermediate_size: int = attrs.field(validator=whole(1))  # of each
-    shared_size: int = attrs.field(
-        default=0, validator=whole(0)
-    )  # of the one that computes every token; 0 for none
+    shared_size: int = attrs.field(default=0, validator=whole(0))  # of one for all tokens; 0: none
     normalize: bool = attrs.field(validator=flag)  # the weights of a token's experts sum to 1
 
     def __attrs_post_init__(self) -> None:
@@ -42,20 +41,12 @@ class VisionSpec:
     hidden_size: int = attrs.field(validator=whole(1))
     n_heads: int = attrs.field(validator=whole(1))
     intermediate_size: int = attrs.field(validator=whole(1))
-    patch_shape: tuple[
-        int, int, int, int
-    ]  # channels, frames, rows and columns of what becomes one vector
-    merge_size: int = attrs.field(
-        validator=whole(1)
-    )  # rows and columns of patches that become one feature
-    grid_side: int = attrs.field(
-        validator=whole(1)
-    )  # the learned grid of position embeddings is square
+    patch_shape: tuple[int, int, int, int]  # channels, frames, rows and columns of a patch
+    merge_size: int = attrs.field(validator=whole(1))  # rows, and columns, of patches of a feature
+    grid_side: int = attrs.field(validator=whole(1))  # of the square grid of position embeddings
     out_size: int = attrs.field(validator=whole(1))
-    deepstack_layers: tuple[
-        int, ...
-    ]  # those whose outputs are added after the first layers of the decoder
-    rope_theta: float = attrs.field(validator=number(0, above=True))
+    deepstack_layers: tuple[int, ...]  # what they give is added in the decoder's first layers
+    rope_theta: float = attrs.field(validator=number(1))
     image_token: int = attrs.field(validator=whole(0))  # stands for a feature in a prompt
 
     def __attrs_post_init__(self) -> None:
@@ -80,30 +71,31 @@ class ModelSpec:
     intermediate_size: int = attrs.field(validator=whole(1))
     max_position: int = attrs.field(validator=whole(1))  # positions that the config declares
     norm_eps: float = attrs.field(validator=number(0))
+    activation: Activation = "silu"  # of the MLP's gate
+
+    # Rope. The axes are those of M-RoPE: 0 time, 1 height, 2 width; () where tokens have a single
+    # position.
     ropes: tuple[RopeSpec, ...]  # the distinct ones
     rope_ids: tuple[int, ...]  # which of them a layer has
-    windows: tuple[
-        int | None, ...
-    ]  # a token sees that many positions, its own included; None sees all
+    rope_axes: tuple[int, ...] = ()  # the axis that each rotary pair turns by
+
+    # A token sees that many positions, its own included; None sees all.
+    windows: tuple[int | None, ...]
     experts: tuple[ExpertSpec | None, ...] = attrs.Factory(
         lambda spec: (None,) * spec.n_layers, takes_self=True
     )
-    rope_axes: tuple[
-        int, ...
-    ] = ()  # by which of a token's positions each pair turns, where tokens have several
     vision: VisionSpec | None = None
+
+    # Biases and norms.
     qkv_bias: bool = attrs.field(default=False, validator=flag)
     o_bias: bool = attrs.field(default=False, validator=flag)
     mlp_bias: bool = attrs.field(default=False, validator=flag)
-    qk_norm: bool = attrs.field(
-        default=False, validator=flag
-    )  # each head of q and k is normalized before the rope
-    out_norms: bool = attrs.field(
-        default=False, validator=flag
-    )  # so is what each attention and each MLP adds
+    qk_norm: bool = attrs.field(default=False, validator=flag)  # of each head, before the rope
+    out_norms: bool = attrs.field(default=False, validator=flag)  # of what attention and MLP add
     unit_offset: bool = attrs.field(default=False, validator=flag)  # norms multiply by 1 + weight
-    activation: Activation = "silu"  # of the MLP's gate
     tied_head: bool = attrs.field(default=False, validator=flag)  # the output head is the embedding
+
+    # Scales.
     attn_scale: float = attrs.field(
         default=attrs.Factory(lambda spec: spec.head_dim**-0.5, takes_self=True)
     )

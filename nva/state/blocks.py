@@ -1,5 +1,5 @@
-"""The pool of KV blocks: who holds them, which are free and in what order they are reused, what the
-prefix cache finds.
+"""The pool of KV blocks (PagedAttention, Kwon et al. 2023): who holds them, which are free and in
+what order they are reused, what the prefix cache finds.
 
 The law: every block of the pool is either held (its reference count says by how many block tables)
 or in the free queue, never both. A free block may still be found by its key until it is taken for
@@ -13,8 +13,9 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from nva.state.columns import Int, Lookup, column_field, freeze
+from nva.state.columns import Int, Restored, column_field, freeze
 from nva.state.limits import Limits
+from nva.state.lookup import Lookup
 
 ROOT = 0
 """The chain of a block that has no block before it."""
@@ -22,7 +23,10 @@ ROOT = 0
 
 class Key(NamedTuple):
     """What a full block holds: exactly these tokens after exactly that chain. Keys are compared
-    whole."""
+    whole, so no hash decides what is found.
+
+    Together they are a prefix tree, as in RadixAttention (Zheng et al. 2024): a chain is a path
+    from the root, and `parent` numbers the path instead of spelling it out."""
 
     parent: int  # chain of the block before, ROOT for the first
     # int32 token ids, block_size of them, then the digests of images that reach into the block
@@ -37,7 +41,7 @@ class Found(NamedTuple):
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class Blocks:
+class Blocks(Restored):
     """What is known of block ids: [0, n_scratch) is padding's, the rest is the pool.
 
     The free queue is a ring of ids through `after` and `before`, entered at the extra id `ring =

@@ -1,16 +1,18 @@
-"""Validators of what users write: each raises ValueError saying what was given and what is allowed.
+"""Converters and validators of what users write, and help texts made of what a record's fields say.
 
-The law: what a record takes is said once, by its fields; checkers, help() and editors read it
-there."""
+The law: what a record takes is said once, by its fields; type checkers, help(), editors and the
+command line read it there. A validator raises ValueError that says what was given and what is
+allowed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -25,8 +27,13 @@ Validator = Callable[[object, "attrs.Attribute[Any]", Any], None]
 LARGEST_INT32 = 2**31 - 1
 """What a column of token counts, or a table of blocks and slots, can hold."""
 LARGEST = 2**63 - 1
-"""The largest whole number that a field takes; where a column is narrower, more than fits there is
-no limit at all."""
+"""Upper bound of every integer field. A value that doesn't fit its int32 column is clamped there,
+which means: no limit."""
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether it is a sequence of things, such as a list or tuple, and not text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def is_whole(value: object) -> bool:
@@ -47,9 +54,16 @@ def is_number(value: object) -> bool:
 
 
 def as_python(value: Any) -> Any:
-    """A number of numpy as Python's own, so that records print, compare and serialize alike; all
-    else as it is."""
-    return cast(Any, value).item() if isinstance(value, np.number) else value
+    """A number or truth value of numpy as Python's own, so that records print, compare and
+    serialize alike; all else as it is."""
+    return cast(Any, value).item() if isinstance(value, (np.number, np.bool_)) else value
+
+
+def as_whole(value: Any) -> Any:
+    """A float that is a whole number as an int, since JSON's writers may put 50.0 for 50; all else
+    as as_python() has it."""
+    value = as_python(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Validator:
@@ -88,32 +102,46 @@ def flag(_: object, field: attrs.Attribute[Any], value: Any) -> None:
 
 
 def knows_names(owner: str, elsewhere: Mapping[str, str]) -> Callable[[type[R]], type[R]]:
-    """For a record of keywords alone: a name that it doesn't have is a ValueError that suggests
-    one, as check_names() does it. The signature stays that of its fields."""
+    """For an attrs record of keywords: a name that it doesn't have is a ValueError that suggests
+    one, as check_names() does it. `owner` is what the error calls the record.
+
+    inspect and help() show the fields, each with its own type where its converter takes Any."""
 
     def decorate(record: type[R]) -> type[R]:
-        init, fields = record.__init__, attrs.fields_dict(cast(Any, record))
+        init = record.__init__
+        fields = attrs.fields_dict(cast(Any, record))
+        for name, field in fields.items():
+            if init.__annotations__.get(name) in (None, Any, "Any"):
+                init.__annotations__[name] = field.type
 
         @functools.wraps(init)
         def checked(self: R, **options: Any) -> None:
             check_names(owner, options, list(fields), elsewhere)
             init(self, **options)
 
-        types = {
-            name: field.type
-            for name, field in fields.items()
-            if init.__annotations__.get(name) in (None, Any, "Any")
-        }
-        init.__annotations__.update(types)  # of the fields whose converter takes anything
         record.__init__ = checked
         return record
 
     return decorate
 
 
+def described(record: type[R]) -> type[R]:
+    """Append a line "name: meaning (default)." to a record's docstring for every field whose
+    metadata has a "help" text, so that help(), editors and the command line all show that text."""
+    lines = [inspect.cleandoc(record.__doc__ or ""), ""]
+    for field in attrs.fields(cast(Any, record)):
+        if "help" in field.metadata:
+            is_shown = isinstance(field.default, (bool, int, float, str))
+            note = f" ({field.default})" if is_shown else ""
+            text = f"{field.name}: {field.metadata['help']}{note}."
+            lines += textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="        ")
+    record.__doc__ = "\n".join(lines)
+    return record
+
+
 def takes_fields_of(record: type) -> Callable[[F], F]:
-    """Show inspect and help() the fields of a record where a function has **options that it makes
-    the record of."""
+    """For a function that makes a record of its **options: inspect and help() show the record's
+    fields in their place."""
 
     def decorate(function: F) -> F:
         shown = inspect.signature(function)

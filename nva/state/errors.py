@@ -17,6 +17,10 @@ class InvariantError(AssertionError):
         return cls(f"{law}: {left} != {right}")
 
 
+class DeviceError(RuntimeError):
+    """A device, or somebody's own kernels, compute something else than the reference."""
+
+
 def check_names(
     owner: str, given: Collection[str], known: Collection[str], elsewhere: Mapping[str, str]
 ) -> None:

@@ -5,6 +5,8 @@ Read next: engine.py, which starts from Limits.
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 
 from nva.state.checks import flag, whole
@@ -26,21 +28,22 @@ class Limits:
     buckets mean exact shapes, no padding."""
 
     vocab_size: int = attrs.field(validator=whole(1))
-    max_model_len: int = attrs.field(
-        validator=whole(2)
-    )  # tokens of a row, prompt and output together
-    n_blocks: int = attrs.field(
-        validator=whole(1)
-    )  # blocks of the pool, scratch blocks not counted
-    block_size: int = attrs.field(default=16, validator=whole(1))  # tokens a block holds
+    # Tokens of a row, prompt and output together.
+    max_model_len: int = attrs.field(validator=whole(2))
+    # Blocks of the pool. The scratch blocks, which padding writes to, are not counted.
+    n_blocks: int = attrs.field(validator=whole(1))
+    # Tokens that a block holds.
+    block_size: int = attrs.field(default=16, validator=whole(1))
     max_rows: int = attrs.field(default=64, validator=whole(1))
+    # Tokens that a step computes, prompts and decoding together.
     max_batched_tokens: int = attrs.field(default=2048, validator=whole(1))
-    max_scored_tokens: int = attrs.field(
-        default=256, validator=whole(1)
-    )  # prompt tokens a step gives log-probs of
-    position_axes: int = attrs.field(
-        default=1, validator=whole(1)
-    )  # 3 where images have time, height and width
+    # Tokens that a step gives log-probabilities or probes of, beside those it samples.
+    max_scored_tokens: int = attrs.field(default=256, validator=whole(1))
+    # How many tokens of a row a step may compute before the host knows them. 0: each step is
+    # committed before the next is planned. 1: it may be committed one step later (overlap).
+    lookahead: int = attrs.field(default=0, validator=whole(0))
+    # 3 where images have time, height and width.
+    position_axes: int = attrs.field(default=1, validator=whole(1))
     prefix_caching: bool = attrs.field(default=True, validator=flag)
     token_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
     row_buckets: tuple[int, ...] = attrs.field(default=(), validator=_ascending)
@@ -55,13 +58,13 @@ class Limits:
         if self.token_buckets and self._largest_padding > self.max_model_len:
             raise ValueError(
                 f"token_buckets {self.token_buckets} pad by up to {self._largest_padding} tokens, "
-                "which one row of "
-                f"max_model_len {self.max_model_len} must hold; add buckets between"
+                f"which one row of max_model_len {self.max_model_len} must hold; add buckets "
+                "between"
             )
         if self.row_buckets and self.row_buckets[-1] < self.max_rows + 1:
             raise ValueError(
                 f"the largest row bucket, {self.row_buckets[-1]}, is below max_rows + 1 (one row "
-                "pads)"
+                "is padding)"
             )
 
     @property
@@ -76,8 +79,9 @@ class Limits:
 
     @property
     def _largest_padding(self) -> int:
-        sizes = zip((0, *self.token_buckets), self.token_buckets, strict=False)
-        return max((after - before - 1 for before, after in sizes), default=0)
+        """Padding tokens of the worst step: one token more than a bucket holds takes the next."""
+        sizes = itertools.pairwise((0, *self.token_buckets))
+        return max((larger - smaller - 1 for smaller, larger in sizes), default=0)
 
     @property
     def pool_len(self) -> int:

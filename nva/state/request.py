@@ -6,8 +6,7 @@ input again. Read next: plan.py for what happens in between."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from numbers import Integral
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any, Literal, cast
 
 import attrs
@@ -15,9 +14,14 @@ import numpy as np
 from attrs.validators import optional
 
 from nva.state.checks import (
+    LARGEST,
     LARGEST_INT32,
+    Validator,
     as_python,
+    as_whole,
+    described,
     flag,
+    is_list,
     is_number,
     is_whole,
     knows_names,
@@ -40,11 +44,11 @@ DEFAULTS: Mapping[str, Any] = {
 """What a field left unset becomes when the checkpoint's generation_config.json doesn't say
 either."""
 
-_MOST = 1e6
-"""The largest temperature or penalty: far beyond any use, and far from float32's end, where
-infinities become NaN."""
+_MAX = 1e6
+"""The largest temperature or penalty. It is far beyond any use, and far below float32's largest
+number, near which products would become infinite and then NaN."""
 
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -73,45 +77,49 @@ def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> 
 def _as_tuple(value: Any) -> Any:
     """A list of any kind as a tuple, None as an empty one; what is no list is left to the
     validator."""
-    if (
-        value is None
-        or isinstance(value, (str, bytes, Mapping))
-        or not isinstance(value, (Collection, np.ndarray))
-    ):
-        return () if value is None else value  # pyright: ignore[reportUnknownVariableType]
-    return tuple(as_python(each) for each in cast("Collection[Any]", value))
+    if value is None:
+        return ()
+    if is_list(value) or isinstance(value, (Set, np.ndarray)):
+        return tuple(as_whole(each) for each in cast("Collection[Any]", value))
+    return value
 
 
 def _as_dict(value: Any) -> Any:
     """A mapping, or pairs, as a dict, None as an empty one; what is neither is left to the
-    validator."""
+    validator. JSON has no ids as keys, so "5" is taken for 5."""
     try:
         pairs = dict[Any, Any](() if value is None else value)
     except (TypeError, ValueError):
         return value
-    return {as_python(token): as_python(bias) for token, bias in pairs.items()}
+    return {_as_id(token): as_python(bias) for token, bias in pairs.items()}
 
 
-def _any_top_k(value: Any) -> Any:
-    return (
-        0 if isinstance(value, Integral) and value == -1 else as_python(value)
-    )  # -1: as vLLM writes "all"
+def _as_id(token: Any) -> Any:
+    is_digits = isinstance(token, str) and token.isascii() and token.isdecimal()
+    return int(token) if is_digits and len(token) < 20 else as_whole(token)
+
+
+def _as_top_k(value: Any) -> Any:
+    """A whole number; -1, which vLLM takes for all tokens, as 0."""
+    value = as_whole(value)
+    return 0 if is_whole(value) and value == -1 else value
 
 
 def _check_stop(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    if type(value) is not tuple or not all(
-        isinstance(text, str) and text for text in cast("tuple[Any]", value)
-    ):
+    is_list_of_texts = isinstance(value, tuple) and all(
+        isinstance(text, str) and text for text in cast("tuple[Any, ...]", value)
+    )
+    if not is_list_of_texts:
         raise ValueError(
             f"{field.name} is {value!r:.80}; give one string or a list of them, none empty"
         )
 
 
 def _check_ids(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    is_list = isinstance(value, (tuple, frozenset))
-    if not is_list or not all(
+    is_list_of_ids = isinstance(value, (tuple, frozenset)) and all(
         is_whole(token) and token >= 0 for token in cast("Collection[Any]", value)
-    ):
+    )
+    if not is_list_of_ids:
         raise ValueError(f"{field.name} is {value!r:.80}; give a list of token ids, 0 or above")
 
 
@@ -124,58 +132,90 @@ def _check_bias(_: object, field: attrs.Attribute[Any], value: Any) -> None:
             raise ValueError(f"{field.name} has {token!r:.80}: {bias!r:.80}; {form}")
 
 
-def _field(check: Any, default: Any = None, converter: Any = as_python) -> Any:
-    """A field for a number, which None leaves unset if that is the default."""
+_ANY_SIGN = number(-_MAX, _MAX)
+
+
+def _setting(text: str, check: Validator, default: Any = None, converter: Any = as_python) -> Any:
+    """A field of one value, with what it means. Where the default is None, None leaves it unset."""
     return attrs.field(
         default=default,
         converter=converter,
         validator=optional(check) if default is None else check,
+        metadata={"help": text},
     )
 
 
-@knows_names("SamplingParams", _OTHER_NAMES)
+def _count(text: str, low: int, default: int | None = None, high: int = LARGEST) -> Any:
+    """A field of a whole number of at least `low`, with what it means."""
+    return _setting(text, whole(low, high), default, as_whole)
+
+
+@described
+@knows_names("SamplingParams", OTHER_NAMES)
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How to choose tokens. Every field has a default; None means: the checkpoint's
     generation_config, then DEFAULTS.
 
-    temperature: 0 is greedy. top_k: keep the k likeliest tokens, 0 keeps all (-1, as elsewhere, is
-    taken for 0). top_p: keep the likeliest tokens that together reach this probability. min_p: keep
-    tokens at least this fraction as likely as the likeliest. max_tokens: output tokens at most.
-    min_tokens: no stop before that many. stop: strings that end the text, not part of it.
-    stop_token_ids: ids that end it, beside the model's own ends of sequence. ignore_eos: don't end
-    there. seed: makes a request repeatable. n: samples of one prompt. logprobs: also return this
-    many likeliest tokens at each position, and the chosen one. prompt_logprobs: the same over the
-    prompt. repetition_penalty: divides (or multiplies, if negative) logits of tokens in prompt or
-    output (Keskar et al. 2019, CTRL). presence_penalty, frequency_penalty: subtracted from logits
-    of output tokens, once and per occurrence. logit_bias: added to the logits of these token ids;
-    minus infinity bans one, and where all are banned the sample ends with "abort". priority: lower
-    goes first, where the engine's policy is "priority".
+    The order is: penalties and bias, temperature, min_p, top_k, top_p. steps/filters.py says what
+    each of them does, in a few lines. Raises ValueError for a bad value or an unknown name."""
 
-    Order: penalties and bias, temperature, min_p, top_k, top_p. Raises ValueError for a bad value
-    or unknown name."""
-
-    temperature: float | None = _field(number(0, _MOST))
-    top_k: int | None = _field(whole(0), converter=_any_top_k)
-    top_p: float | None = _field(number(0, 1, above=True))
-    min_p: float | None = _field(number(0, 1))
-    max_tokens: int | None = _field(whole(1))
-    min_tokens: int = _field(whole(0), 0)
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(
-        default=(), converter=_token_ids, validator=_check_ids
+    temperature: float | None = _setting(
+        "0 always takes the likeliest token, higher is more varied", number(0, _MAX)
     )
-    ignore_eos: bool = attrs.field(default=False, validator=flag)
-    seed: int | None = _field(whole(0, 2**64 - 1))
-    n: int = _field(whole(1), 1)
-    logprobs: int | None = _field(whole(0))
-    prompt_logprobs: int | None = _field(whole(0))
-    repetition_penalty: float | None = _field(number(0, _MOST, above=True))
-    presence_penalty: float = _field(number(-_MOST, _MOST), 0.0)
-    frequency_penalty: float = _field(number(-_MOST, _MOST), 0.0)
-    priority: float = _field(number(), 0.0)
+    top_k: int | None = _setting(
+        "draw from this many likeliest tokens, 0 for all", whole(0), converter=_as_top_k
+    )
+    top_p: float | None = _setting(
+        "draw from the likeliest tokens that together have this probability",
+        number(0, 1, above=True),
+    )
+    min_p: float | None = _setting(
+        "draw from tokens at least this fraction as likely as the likeliest", number(0, 1)
+    )
+    max_tokens: int | None = _count("tokens of the answer at most", 1)
+    min_tokens: int = _count("don't end the answer before this many tokens", 0, default=0)
+    stop: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_strings,
+        validator=_check_stop,
+        metadata={"help": "end the answer before this text"},
+    )
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(),
+        converter=_token_ids,
+        validator=_check_ids,
+        metadata={"help": "end the answer at this token"},
+    )
+    ignore_eos: bool = _setting("don't end where the model would", flag, False)
+    seed: int | None = _count("makes an answer repeatable", 0, high=2**64 - 1)
+    n: int = _count("answers to each prompt", 1, default=1)
+    logprobs: int | None = _count(
+        "log-probabilities of this many likeliest tokens at each position of the answer", 0
+    )
+    prompt_logprobs: int | None = _count("the same for the prompt", 0)
+    repetition_penalty: float | None = _setting(
+        "above 1, avoid tokens of the prompt and the answer", number(0, _MAX, above=True)
+    )
+    presence_penalty: float = _setting("above 0, avoid tokens of the answer", _ANY_SIGN, 0.0)
+    frequency_penalty: float = _setting(
+        "above 0, avoid tokens of the answer the more often they occur", _ANY_SIGN, 0.0
+    )
+    priority: float = _setting('under the policy "priority", lower goes first', number(), 0.0)
     logit_bias: dict[int, float] = attrs.field(
-        factory=dict, converter=_biases, validator=_check_bias, hash=False
+        factory=dict,
+        converter=_biases,
+        validator=_check_bias,
+        hash=False,
+        metadata={"help": "add to the logit of this token; minus infinity bans it"},
+    )
+    tag: Any = attrs.field(
+        default=None,
+        eq=False,
+        metadata={
+            "help": "yours, for a policy or scheduler of your own to read, such as a user or a "
+            "deadline; nva never reads it, and records that differ in it alone are equal"
+        },
     )
 
     def resolve(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
@@ -188,7 +228,7 @@ class SamplingParams:
         return attrs.evolve(self, **unset)
 
 
-SAMPLING = np.dtype(
+ROW_PARAMS = np.dtype(
     [
         ("temperature", "f4"),
         ("top_k", "i4"),
@@ -204,9 +244,10 @@ SAMPLING = np.dtype(
         ("is_biased", "?"),
     ]
 )
-"""What each step needs of a request's SamplingParams, as one element of a column. n_logprobs:
-likeliest tokens to report, NO_LOGPROBS for none and not the chosen one either. min_len: length of
-the sequence before it may stop."""
+"""What each step reads of a request's SamplingParams, as one element of a column.
+
+n_logprobs: how many of the likeliest tokens to report at each position, with the token drawn;
+NO_LOGPROBS to report nothing. min_len: length of the sequence before it may stop."""
 
 NO_LOGPROBS = -1
 
@@ -225,6 +266,11 @@ class Request:
         factory=frozenset, converter=frozenset, validator=_check_ids
     )
     media: Media | None = None
+
+    @property
+    def tag(self) -> Any:
+        """What the caller wants a policy or scheduler to know: params.tag."""
+        return self.params.tag
 
     @params.validator  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator, reportAttributeAccessIssue]
     def _is_resolved(self, _: object, params: SamplingParams) -> None:
@@ -257,9 +303,9 @@ def request(
 
 
 def sampling_of(request: Request, seed: int) -> Column:
-    """The request's element of a SAMPLING column; `seed` is for requests that bring none."""
+    """The request's element of a ROW_PARAMS column; `seed` is for requests that bring none."""
     params = request.params
-    element = np.zeros((), SAMPLING)
+    element = np.zeros((), ROW_PARAMS)
     for name in (
         "temperature",
         "top_p",

@@ -1,39 +1,44 @@
 """Sampled tokens arrive: histories grow, samples that are done end, blocks return.
 
-The law: every sample ends exactly once, with a reason.
-Read next: run.py, where the loop over these steps is.
-"""
+The law: every sample ends exactly once, with a reason, and a token is taken only by the sequence
+that waits for exactly this one. So a plan may be committed after the next one was made, whatever
+has happened to its rows since. Read next: loop.py, where these steps are one; run.py."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from nva.state.columns import Bool, Ids, Int, append_entries, evolve, write
+from nva.state.columns import Bool, Ids, Int, evolve, write
 from nva.state.engine import EngineState
-from nva.state.plan import Logprobs, Output, Plan, Sampled, TokenLogprobs
-from nva.state.request import NO_LOGPROBS, Finished, FinishReason, Request
-from nva.state.rows import Rows, request_of, running, token_ids
+from nva.state.plan import Logprobs, Output, Plan, Sampled, Score, TokenLogprobs
+from nva.state.request import Finished, FinishReason, Request
+from nva.state.rows import Rows, request_of, token_ids
+from nva.state.table import append_entries
 from nva.steps.allocate import vacate
-from nva.steps.pack import scored_tokens
 
 
 def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineState, Output]:
     """Append the sampled tokens to their rows and end those that are done; also what users see of
     the step.
 
-    A sample that ended since it was planned is passed over. A row whose logits were not finite ends
-    with "abort"."""
-    rows, scores = state.rows, _scores(state, plan, sampled)
-    is_live = rows.is_running[plan.sample_rows] & (
-        rows.arrival[plan.sample_rows] == plan.sample_arrivals
-    )
-    is_given = is_live & sampled.is_finite
-    given, tokens = plan.sample_rows[is_given], sampled.tokens[is_given]
+    A sample that nobody waits for any more is passed over. A row whose logits were not finite ends
+    with "abort". Raises ValueError if the sampler gave other than one token for each sample."""
+    check_sampled(plan, sampled)
+    rows = state.rows
+    scores = _scores(rows, plan.scores, sampled.scores)
+
+    # 1. Rows that still wait for their token get it, if it is one.
+    is_waiting = _is_waiting(rows, plan)
+    is_given = is_waiting & sampled.is_finite
+    given = plan.sample_rows[is_given]
+    tokens = sampled.tokens[is_given]
     requests = rows.requests[given].tolist()
     rows = _appended(rows, given, tokens)
+
+    # 2. Some end with that token, and some because there is none.
     finished = _finished(rows, given, tokens)
-    for row in plan.sample_rows[is_live != is_given].tolist():
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), "abort")
+    for row in plan.sample_rows[is_waiting != is_given].tolist():
+        finished[row] = finished_row(rows, row, int(rows.sample[row]), "abort")
     output = Output(
         requests=requests,
         samples=rows.sample[given],
@@ -42,47 +47,39 @@ def commit(state: EngineState, plan: Plan, sampled: Sampled) -> tuple[EngineStat
         scores=scores,
         finished=list(finished.values()),
     )
-    state = evolve(state, rows=rows)
-    return (vacate(state, list(finished)) if finished else state), output
+
+    # 3. The blocks of those that ended return.
+    history = state.history + is_given.tobytes() + tokens.tobytes()
+    state = evolve(state, rows=rows, history=history)
+    if finished:
+        state = vacate(state, list(finished))
+    return state, output
 
 
-def abort(
-    state: EngineState, request_ids: Collection[int | str]
-) -> tuple[EngineState, list[Finished]]:
-    """End all that waits or runs of these requests; ids that are not in flight are passed over."""
-    finished = [
-        Finished(
-            request=entry.request,
-            sample=sample,
-            reason="abort",
-            stopped_by=None,
-            token_ids=tuple(entry.tokens[len(entry.request.prompt) :].tolist()),
-            n_cached=entry.n_cached or 0,
+def check_sampled(plan: Plan, sampled: Sampled) -> None:
+    """Raise ValueError if the sampler gave other than one token for each sample."""
+    if not len(sampled.tokens) == len(sampled.is_finite) == len(plan.sample_rows):
+        raise ValueError(
+            f"Sampled.tokens has {len(sampled.tokens)} entries and Sampled.is_finite "
+            f"{len(sampled.is_finite)}; the plan has {len(plan.sample_rows)} samples; give one of "
+            "each for each"
         )
-        for entry in state.waiting
-        if entry.request.id in request_ids
-        for sample in range(entry.sample, entry.sample + entry.n_samples)
-    ]
-    waiting = tuple(entry for entry in state.waiting if entry.request.id not in request_ids)
-    ended = [
-        row for row in running(state.rows).tolist() if request_of(state.rows, row).id in request_ids
-    ]
-    finished += [
-        _finished_row(state.rows, row, int(state.rows.sample[row]) + i, "abort")
-        for row in ended
-        for i in range(int(state.rows.n_samples[row]))
-    ]
-    return vacate(evolve(state, waiting=waiting), ended), finished
 
 
-def stop(
-    state: EngineState, request_id: int | str, sample: int, text: str
-) -> tuple[EngineState, Finished | None]:
-    """End one sample because its text contains a stop string; None if it has ended already."""
-    for row in running(state.rows).tolist():
-        if request_of(state.rows, row).id == request_id and state.rows.sample[row] == sample:
-            return vacate(state, [row]), _finished_row(state.rows, row, sample, "stop", text)
-    return state, None
+def _is_waiting(rows: Rows, plan: Plan) -> Bool:
+    """[S] Whether each sample's row still waits for it: the same sample of the same request, whose
+    next token is at this position and has been planned.
+
+    The position matters: a row may have been preempted and placed again, and sample the same token
+    a second time."""
+    row_ids = plan.sample_rows
+    return (
+        rows.is_running.take(row_ids)
+        & (rows.arrival.take(row_ids) == plan.sample_arrivals)
+        & (rows.sample.take(row_ids) == plan.sample_numbers)
+        & (rows.n_known.take(row_ids) == plan.sample_positions)
+        & (rows.n_tokens.take(row_ids) > plan.sample_positions)
+    )
 
 
 def _appended(rows: Rows, row_ids: Ids, tokens: Int) -> Rows:
@@ -99,20 +96,25 @@ def _finished(rows: Rows, row_ids: Ids, tokens: Int) -> dict[int, Finished]:
     finished: dict[int, Finished] = {}
     for j in sorted({*stopped, *long}):
         row = int(row_ids[j])
-        reason, stopped_by = ("stop", int(tokens[j])) if j in stopped else ("length", None)
-        finished[row] = _finished_row(rows, row, int(rows.sample[row]), reason, stopped_by)
+        sample = int(rows.sample[row])
+        if j in stopped:
+            finished[row] = finished_row(rows, row, sample, "stop", int(tokens[j]))
+        else:
+            finished[row] = finished_row(rows, row, sample, "length")
     return finished
 
 
-def _finished_row(
+def finished_row(
     rows: Rows, row: int, sample: int, reason: FinishReason, stopped_by: int | str | None = None
 ) -> Finished:
+    """What is told of a sample that ends in a row."""
+    output = token_ids(rows, row)[rows.n_prompt[row] :]
     return Finished(
         request=request_of(rows, row),
         sample=sample,
         reason=reason,
         stopped_by=stopped_by,
-        token_ids=tuple(token_ids(rows, row)[rows.n_prompt[row] :].tolist()),
+        token_ids=tuple(output.tolist()),
         n_cached=int(rows.n_cached[row]),
     )
 
@@ -123,46 +125,38 @@ def _logprobs(
     """For each token its log-probabilities, where its request asks for them."""
     if logprobs is None:
         return [None] * len(tokens)
-    asked = [
-        NO_LOGPROBS if request.params.logprobs is None else request.params.logprobs
-        for request in requests
-    ]
-    return [
-        None if n == NO_LOGPROBS else _token_logprobs(logprobs, entry, token, n)
-        for n, entry, token in zip(
-            asked, is_given.nonzero()[0].tolist(), tokens.tolist(), strict=True
-        )
-    ]
+    found: list[TokenLogprobs | None] = []
+    entries = is_given.nonzero()[0].tolist()
+    for request, entry, token in zip(requests, entries, tokens.tolist(), strict=True):
+        n = request.params.logprobs
+        found.append(None if n is None else _token_logprobs(logprobs, entry, token, n))
+    return found
 
 
 def _scores(
-    state: EngineState, plan: Plan, sampled: Sampled
+    rows: Rows, planned: Sequence[Score], logprobs: Logprobs | None
 ) -> list[tuple[Request, int, TokenLogprobs]]:
-    if sampled.scores is None:
+    """The log-probabilities of prompt tokens, of requests that still run in the planned row. One
+    that was preempted since is scored again, one that was aborted has nobody who reads them."""
+    if logprobs is None:
         return []
-    scored = [
-        (request_of(state.rows, row), position) for row, position, _ in scored_tokens(state, plan)
-    ]
-    tokens = [int(request.prompt[position]) for request, position in scored]
-    return [
-        (
-            request,
-            position,
-            _token_logprobs(sampled.scores, i, tokens[i], request.params.prompt_logprobs or 0),
-        )
-        for i, (request, position) in enumerate(scored)
-    ]
+    found: list[tuple[Request, int, TokenLogprobs]] = []
+    for entry, score in enumerate(planned):
+        if rows.is_running[score.row] and rows.arrival[score.row] == score.arrival:
+            request = request_of(rows, score.row)
+            token = int(request.prompt[score.position])
+            n = request.params.prompt_logprobs or 0
+            token_logprobs = _token_logprobs(logprobs, entry, token, n)
+            found.append((request, score.position, token_logprobs))
+    return found
 
 
 def _token_logprobs(logprobs: Logprobs, entry: int, token: int, n_top: int) -> TokenLogprobs:
-    top = zip(
-        logprobs.top_tokens[entry, :n_top].tolist(),
-        logprobs.top[entry, :n_top].tolist(),
-        strict=True,
-    )
+    top_tokens = logprobs.top_tokens[entry, :n_top].tolist()
+    top = logprobs.top[entry, :n_top].tolist()
     return TokenLogprobs(
         token=token,
         logprob=float(logprobs.chosen[entry]),
         rank=int(logprobs.ranks[entry]),
-        top=tuple(top),
+        top=tuple(zip(top_tokens, top, strict=True)),
     )

@@ -10,200 +10,265 @@ import math
 
 import numpy as np
 
-from nva.state.columns import Column, Float, Ids, Int, entries_at
+from nva.state.columns import Column, Float, Ids, Int, freeze
 from nva.state.engine import EngineState
 from nva.state.limits import Limits, bucket_for
 from nva.state.media import positions_between
-from nva.state.plan import Batch, Draw, ImageSpan, Plan
-from nva.state.rows import request_of, token_ids
-from nva.steps.schedule import is_scored
+from nva.state.plan import Batch, Draw, ImageSpan, Plan, laid_out
+from nva.state.rows import NO_SOURCE, Rows, request_of, token_ids
+from nva.state.table import entries_at
+
+NO_BIAS_AT = freeze(np.zeros((0, 2), np.int32))
+NO_BIAS = freeze(np.zeros(0))
 
 
 def pack(state: EngineState, plan: Plan) -> tuple[Batch, Draw]:
     """The step's packed tokens, and how to sample from the logits they give. `state` is the one
-    schedule() gave."""
-    ends = np.add.accumulate(plan.counts)
+    schedule() gave. Raises ValueError for an empty plan, and for more scores and probes than
+    limits.max_scored_tokens."""
+    if not len(plan.rows):
+        raise ValueError(
+            "the plan is empty: every row waits for a token that is being sampled; commit the step "
+            "before, then schedule the next"
+        )
+    ends = np.add.accumulate(plan.counts)  # packed tokens of row i: [ends[i] - counts[i], ends[i])
+
+    # The logits to compute, in this order: one for each row that samples, and n samples of a fresh
+    # prompt share it; then prompt scores; then probes.
     is_source = np.zeros(len(plan.rows), np.bool_)
     is_source[plan.sample_sources] = True
-    sources, scored = is_source.nonzero()[0], scored_tokens(state, plan)
+    (sources,) = is_source.nonzero()
     logit_rows = sources.searchsorted(plan.sample_sources)
-    logit_index = [*(ends[sources] - 1).tolist(), *(index for _, _, index in scored)]
-    return _pack_batch(state, plan, ends, logit_index), _pack_draw(
-        state, plan, logit_rows, len(sources), scored
-    )
+    logit_index = ends[sources] - 1
+    if plan.scores or len(plan.probes):
+        logit_index = np.concatenate([logit_index, _asked(plan, int(ends[-1]), state.limits)])
+    batch = _pack_batch(state, plan, ends, logit_index)
+    return batch, _pack_draw(state, plan, logit_rows, len(sources))
 
 
-def scored_tokens(state: EngineState, plan: Plan) -> list[tuple[int, int, int]]:
-    """Prompt tokens whose log-probabilities this step gives: (row, position, packed index that
-    predicts it)."""
-    rows, found = state.rows, list[tuple[int, int, int]]()
-    for i in (plan.starts < rows.n_prompt[plan.rows] - 1).nonzero()[0].tolist():
-        row, start, packed = int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[:i].sum())
-        if is_scored(request_of(rows, row), int(rows.n_known[row])):
-            end = min(start + int(plan.counts[i]), int(rows.n_prompt[row]) - 1)
-            found += [
-                (row, position + 1, packed + position - start) for position in range(start, end)
-            ]
-    return found
+def _asked(plan: Plan, n_tokens: int, limits: Limits) -> Ids:
+    """The packed tokens whose logits are asked for beside those that are sampled from."""
+    asked = np.array([*(score.packed for score in plan.scores), *plan.probes.tolist()], np.intp)
+    if len(asked) > limits.max_scored_tokens:
+        raise ValueError(
+            f"the plan asks for {len(plan.scores)} scores and {len(plan.probes)} probes; a step "
+            f"has max_scored_tokens, {limits.max_scored_tokens}, in all; ask for fewer, or raise it"
+        )
+    if len(asked) and not 0 <= asked.min() <= asked.max() < n_tokens:
+        raise ValueError(
+            f"the plan asks for logits of tokens {asked.min()} to {asked.max()}; the step packs "
+            f"tokens [0, {n_tokens})"
+        )
+    return asked
 
 
-def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: list[int]) -> Batch:
-    limits, n, n_rows = state.limits, int(ends[-1]), len(plan.rows)
-    n_padded = bucket_for(n, limits.token_buckets)
-    n_padded_rows = bucket_for(n_rows + 1, limits.row_buckets) if limits.row_buckets else n_rows
-    width = (
-        limits.table_width if limits.row_buckets else max(state.rows.n_blocks[plan.rows].tolist())
-    )
-    shapes = {
-        "token_ids": (n_padded,),
-        "positions": (limits.position_axes, n_padded),
-        "slots": (n_padded,),
-        "block_tables": (n_padded_rows, width),
-        "query_ends": (n_padded_rows,),
-        "context_lens": (n_padded_rows,),
-        "logit_index": (_n_logits(len(logit_index), n_padded_rows, limits),),
-        "copies": plan.copies.shape,
-    }
-    buffer, views = _laid_out(shapes)
+def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Ids) -> Batch:
+    limits = state.limits
+    rows = state.rows
+    n_tokens = int(ends[-1])
+    n_rows = len(plan.rows)
+    n_logits = len(logit_index)
+    buffer, views = laid_out(_shapes(state, plan, n_tokens, n_logits))
+
+    # 1. One entry for each token.
     row_ids, positions = _unrolled(plan, ends)
     block, offset = np.divmod(positions, limits.block_size)
-    tables, histories = state.rows.block_tables, state.rows.histories
-    views["token_ids"][:n] = entries_at(histories, row_ids, positions)
-    views["positions"][:, :n] = (
-        positions if limits.position_axes == 1 else _rope_positions(state, plan)
-    )
-    views["slots"][:n] = entries_at(tables, row_ids, block) * limits.block_size + offset
-    views["block_tables"][:n_rows] = entries_at(tables, plan.rows, slice(width))
+    held = entries_at(rows.block_tables, row_ids, block)
+    views["slots"][:n_tokens] = held * limits.block_size + offset
+    views["token_ids"][:n_tokens] = entries_at(rows.histories, row_ids, positions)
+    views["token_source"][...] = NO_SOURCE
+    if limits.position_axes == 1:
+        views["positions"][:, :n_tokens] = positions
+    else:
+        views["positions"][:, :n_tokens] = _rope_positions(state, plan)
+    if plan.token_sources is not None:
+        _leave_to_device(views, plan.token_sources, ends)
+
+    # 2. One entry for each row.
+    width = views["block_tables"].shape[1]
+    views["block_tables"][:n_rows] = entries_at(rows.block_tables, plan.rows, slice(width))
     views["query_ends"][:n_rows] = ends
     views["context_lens"][:n_rows] = plan.starts + plan.counts
-    views["logit_index"][: len(logit_index)] = logit_index
-    views["copies"][:] = plan.copies
+
+    # 3. The rest, and padding.
+    views["logit_index"][:n_logits] = logit_index
+    views["copies"][...] = plan.copies
     if limits.row_buckets:
-        _pad(views, n, n_rows, limits)
-    images = () if limits.position_axes == 1 else _images(state, plan, ends)
+        _pad(views, n_tokens, n_rows, limits)
     return Batch(
-        buffer=buffer, n_tokens=n, n_rows=n_rows, n_logits=len(logit_index), images=images, **views
+        buffer=buffer,
+        n_tokens=n_tokens,
+        n_rows=n_rows,
+        n_logits=n_logits,
+        images=() if limits.position_axes == 1 else _images(rows, plan, ends),
+        before=plan.before,
+        after=plan.after,
+        **views,
     )
+
+
+def _shapes(
+    state: EngineState, plan: Plan, n_tokens: int, n_logits: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a batch's arrays: padded to buckets where a compiled forward has them, exact
+    elsewhere."""
+    limits = state.limits
+    n_rows = len(plan.rows)
+    if limits.row_buckets:
+        n_tokens = bucket_for(n_tokens, limits.token_buckets)
+        n_rows = bucket_for(n_rows + 1, limits.row_buckets)
+        width = limits.table_width
+        # Two sizes for each row bucket: without and with prompt scores.
+        n_logits = bucket_for(n_logits, (n_rows, limits.max_rows + limits.max_scored_tokens))
+    else:
+        width = int(state.rows.n_blocks[plan.rows].max())
+    return {
+        "token_ids": (n_tokens,),
+        "token_source": (n_tokens,),
+        "positions": (limits.position_axes, n_tokens),
+        "slots": (n_tokens,),
+        "block_tables": (n_rows, width),
+        "query_ends": (n_rows,),
+        "context_lens": (n_rows,),
+        "logit_index": (n_logits,),
+        "copies": plan.copies.shape,
+    }
 
 
 def _unrolled(plan: Plan, ends: Int) -> tuple[Ids, Int]:
-    """The row and the position of each planned token."""
+    """The row and the position of each planned token, [T] each."""
     if len(plan.rows) == ends[-1]:  # one each
         return plan.rows, plan.starts
+    firsts = ends - plan.counts
     positions = np.arange(ends[-1], dtype=np.int32)
-    return plan.rows.repeat(plan.counts), positions + (plan.starts - ends + plan.counts).repeat(
-        plan.counts
-    )
+    positions += (plan.starts - firsts).repeat(plan.counts)
+    return plan.rows.repeat(plan.counts), positions
+
+
+def _leave_to_device(views: dict[str, Int], sources: Int, ends: Int) -> None:
+    """Say which tokens the host doesn't know yet, and where among the samples of the step before
+    the device has them."""
+    (unknown,) = (sources != NO_SOURCE).nonzero()
+    last = ends[unknown] - 1
+    views["token_source"][last] = sources[unknown]
+    # The history has leftovers there, which would make equal batches differ.
+    views["token_ids"][last] = 0
 
 
 def _rope_positions(state: EngineState, plan: Plan) -> Int:
-    """Positions in time, height and width [3, n] of the planned tokens."""
+    """Positions in time, height and width [3, T] of the planned tokens."""
     spans = zip(plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True)
-    media = (request_of(state.rows, row).media for row in plan.rows.tolist())
     parts = [
-        positions_between(each, start, start + n)
-        for each, (_, start, n) in zip(media, spans, strict=True)
+        positions_between(request_of(state.rows, row).media, start, start + count)
+        for row, start, count in spans
     ]
     return np.concatenate(parts, axis=1)
 
 
-def _images(state: EngineState, plan: Plan, ends: Int) -> tuple[ImageSpan, ...]:
+def _images(rows: Rows, plan: Plan, ends: Int) -> tuple[ImageSpan, ...]:
     """The parts of images that are planned tokens."""
+    starts = plan.starts.tolist()
+    stops = (plan.starts + plan.counts).tolist()
+    firsts = (ends - plan.counts).tolist()  # of each row, among the packed tokens
     spans: list[ImageSpan] = []
-    for i, row in enumerate(plan.rows.tolist()):
-        media, start, packed = (
-            request_of(state.rows, row).media,
-            int(plan.starts[i]),
-            int(ends[i] - plan.counts[i]),
-        )
-        for each in media.placed if media is not None else ():
-            first, end = max(start, each.start), min(start + int(plan.counts[i]), each.end)
-            if first < end:
-                at = packed + first - start
-                spans.append(
-                    ImageSpan(
-                        image=each.image, first=first - each.start, packed=at, count=end - first
-                    )
-                )
+    for row, start, stop, first in zip(plan.rows.tolist(), starts, stops, firsts, strict=True):
+        spans += _images_of(rows, row, start, stop, first)
     return tuple(spans)
 
 
-def _n_logits(n: int, n_padded_rows: int, limits: Limits) -> int:
-    """Logits to compute: exact without buckets, else of two sizes a row bucket, without and with
-    prompt scores."""
-    return bucket_for(
-        n, (n_padded_rows, limits.max_rows + limits.max_scored_tokens) if limits.row_buckets else ()
-    )
+def _images_of(rows: Rows, row: int, start: int, stop: int, first: int) -> list[ImageSpan]:
+    """The parts of a row's images at positions [start, stop), which are packed from `first` on."""
+    media = request_of(rows, row).media
+    spans: list[ImageSpan] = []
+    for each in media.placed if media else ():
+        low = max(start, each.start)
+        high = min(stop, each.end)
+        if low < high:
+            packed = first + low - start
+            count = high - low
+            span = ImageSpan(image=each.image, first=low - each.start, packed=packed, count=count)
+            spans.append(span)
+    return spans
 
 
-def _laid_out(shapes: dict[str, tuple[int, ...]]) -> tuple[Int, dict[str, Int]]:
-    """One zeroed int32 buffer, and views of these shapes that follow each other in it."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    buffer, views, end = np.zeros(sum(sizes), np.int32), dict[str, Int](), 0
-    for (name, shape), size in zip(shapes.items(), sizes, strict=True):
-        start, end = end, end + size
-        views[name] = buffer[start:end].reshape(shape)
-    return buffer, views
-
-
-def _pad(views: dict[str, Int], n: int, n_rows: int, limits: Limits) -> None:
-    """Fill [n, T) with one dummy row that follows the real ones, over the scratch blocks from slot
-    0 on."""
-    n_padding = len(views["token_ids"]) - n
-    views["slots"][n:] = views["positions"][:, n:] = np.arange(n_padding)
-    views["query_ends"][n_rows:] = n + n_padding
+def _pad(views: dict[str, Int], n_tokens: int, n_rows: int, limits: Limits) -> None:
+    """Fill [n_tokens, T) with one dummy row that follows the real ones, over the scratch blocks
+    from slot 0 on."""
+    n_padding = len(views["token_ids"]) - n_tokens
+    views["slots"][n_tokens:] = np.arange(n_padding)
+    views["positions"][:, n_tokens:] = np.arange(n_padding)
+    views["query_ends"][n_rows:] = n_tokens + n_padding
     views["context_lens"][n_rows:] = 1
     views["context_lens"][n_rows : n_rows + 1] = max(1, n_padding)
     n_scratch = min(limits.n_scratch, views["block_tables"].shape[1])
     views["block_tables"][n_rows:, :n_scratch] = np.arange(n_scratch)
 
 
-def _pack_draw(
-    state: EngineState,
-    plan: Plan,
-    logit_rows: Ids,
-    n_sources: int,
-    scored: list[tuple[int, int, int]],
-) -> Draw:
-    rows, sampling = (
-        state.rows,
-        state.rows.sampling.take(plan.sample_rows),
-    )  # several times faster than an index
-    positions = rows.n_computed[plan.sample_rows]
-    penalized, bias_at, bias = _adjustments(state, plan, sampling, positions)
-    asked = [
-        request_of(rows, row).params.prompt_logprobs or 0 for row in {row for row, _, _ in scored}
-    ]
+def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) -> Draw:
+    rows = state.rows
+    n_scores = len(plan.scores)
+    first_probe = n_sources + n_scores
+    sampling = rows.sampling.take(plan.sample_rows)  # several times faster than an index
+    penalized, bias_at, bias = _adjustments(rows, plan, sampling)
+    scored = {score.row for score in plan.scores}
+    n_asked = [request_of(rows, row).params.prompt_logprobs or 0 for row in scored]
+    score_tokens = [token_ids(rows, score.row)[score.position] for score in plan.scores]
     return Draw(
         logit_rows=logit_rows,
         params=sampling,
-        samples=rows.sample[plan.sample_rows],
-        positions=positions,
+        samples=plan.sample_numbers,
+        positions=plan.sample_positions,
+        arrivals=plan.sample_arrivals,
+        requests=rows.requests.take(plan.sample_rows),
         penalized=penalized,
         bias_at=bias_at,
         bias=bias,
-        score_rows=np.arange(n_sources, n_sources + len(scored), dtype=np.int32),
-        score_tokens=np.array(
-            [token_ids(rows, row)[position] for row, position, _ in scored], np.int32
-        ),
-        n_score_logprobs=max(asked, default=0),
+        score_rows=np.arange(n_sources, first_probe, dtype=np.int32),
+        score_tokens=np.array(score_tokens, np.int32),
+        n_score_logprobs=max(n_asked, default=0),
+        probe_rows=np.arange(first_probe, first_probe + len(plan.probes)),
     )
 
 
 def _adjustments(
-    state: EngineState, plan: Plan, sampling: Column, positions: Int
+    rows: Rows, plan: Plan, sampling: Column
 ) -> tuple[tuple[tuple[int, Int, int], ...], Int, Float]:
     """How logits are changed before the draw: the fields penalized, bias_at and bias of a Draw. A
     sample may not stop before its min_len."""
-    is_early = positions < sampling["min_len"]
-    penalized, biases = list[tuple[int, Int, int]](), dict[tuple[int, int], float]()
-    for j in (sampling["is_penalized"] | sampling["is_biased"] | is_early).nonzero()[0].tolist():
+    is_early = plan.sample_positions < sampling["min_len"]
+    is_penalized = sampling["is_penalized"]
+    is_adjusted = is_penalized | sampling["is_biased"] | is_early
+    penalized: list[tuple[int, Int, int]] = []
+    bias_at = [NO_BIAS_AT]
+    bias = [NO_BIAS]
+    for j in is_adjusted.nonzero()[0].tolist():
         row = int(plan.sample_rows[j])
-        request = request_of(state.rows, row)
-        biases |= {(j, token): bias for token, bias in request.params.logit_bias.items()}
-        if is_early[j]:
-            biases |= {(j, token): -math.inf for token in request.stop_ids}
-        if sampling["is_penalized"][j]:
-            penalized.append((j, token_ids(state.rows, row), len(request.prompt)))
-    bias_at = np.array(list(biases), np.int32).reshape(-1, 2)
-    return tuple(penalized), bias_at, np.array(list(biases.values()), np.float64)
+        request = request_of(rows, row)
+        if is_penalized[j]:
+            penalized.append((j, token_ids(rows, row), len(request.prompt)))
+        tokens, values = _biases(rows, row, is_early=bool(is_early[j]))
+        at = np.empty((len(tokens), 2), np.int32)
+        at[:, 0] = j
+        at[:, 1] = tokens
+        bias_at.append(at)
+        bias.append(values)
+    if len(bias) == 1:
+        return tuple(penalized), NO_BIAS_AT, NO_BIAS
+    return tuple(penalized), np.concatenate(bias_at), np.concatenate(bias)
+
+
+def _biases(rows: Rows, row: int, is_early: bool) -> tuple[Int, Float]:
+    """Distinct tokens and what is added to their logits: the request's bias, and for one that may
+    not stop yet, minus infinity for its stop ids, whatever the bias says of them."""
+    bias = rows.biases[row]
+    tokens = bias.tokens if bias else NO_BIAS_AT[:, 1]
+    values = bias.values if bias else NO_BIAS
+    if not is_early:
+        return tokens, values
+    stop_ids = np.array([*request_of(rows, row).stop_ids], np.int32)
+    is_kept = ~np.isin(tokens, stop_ids)
+    banned = np.full(len(stop_ids), -math.inf)
+    return (
+        np.concatenate([tokens[is_kept], stop_ids]),
+        np.concatenate([values[is_kept], banned]),
+    )

@@ -1,4 +1,5 @@
-"""Prefix caching: full blocks are found again by what they hold, and their computation is skipped.
+"""Prefix caching: full blocks are found again by what they hold, and their computation is skipped
+(a prefix tree of blocks, as RadixAttention, Zheng et al. 2024, has one of tokens).
 
 The law: a block found under a key holds exactly the key's tokens after exactly the key's chain.
 Keys are compared whole, so this rests on no hash but the SHA-256 of images. A block may be found in
@@ -12,15 +13,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from nva.state.blocks import ROOT, Blocks, Found, Key
-from nva.state.columns import Ids, Int, entries_of, evolve, is_any
+from nva.state.columns import Ids, Int, evolve, is_any
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
 from nva.state.rows import request_of, update
+from nva.state.table import entries_of
 
 
-def _key(chain: int, tokens: Int, media: Media | None, index: int, block_size: int) -> Key:
-    start, end = index * block_size, (index + 1) * block_size
-    return Key(chain, tokens[start:end].tobytes() + content_between(media, start, end))
+def _key(chain: int, tokens: Int, media: Media | None, start: int) -> Key:
+    """The key of a full block after this chain, whose tokens are at positions from `start` on."""
+    content = tokens.tobytes()
+    if media is not None:
+        content += content_between(media, start, start + len(tokens))
+    return Key(chain, content)
 
 
 def match(
@@ -28,12 +33,12 @@ def match(
 ) -> tuple[list[int], int]:
     """The cached blocks that a sequence begins with, and the chain of the last of them.
 
-    The last token is never taken from the cache, since its logits are wanted.
-    """
+    The last token is never taken from the cache, since its logits are wanted."""
     ids: list[int] = []
     chain = ROOT
-    for index in range((len(tokens) - 1) // block_size):
-        found = blocks.index.get(_key(chain, tokens, media, index, block_size))
+    n_full = (len(tokens) - 1) // block_size
+    for start in range(0, n_full * block_size, block_size):
+        found = blocks.index.get(_key(chain, tokens[start : start + block_size], media, start))
         if found is None:
             break
         ids.append(found.block)
@@ -42,52 +47,68 @@ def match(
 
 
 def publish(state: EngineState, row_ids: Ids) -> EngineState:
-    """Let the blocks of these rows be found that are full of known tokens, whose values are
-    computed or planned now.
+    """Add the rows' full blocks to the prefix index. Their keys and values are in the cache, or are
+    written in the step being planned.
 
-    Where another block is already found under the same key, that one stays, and the row's own
-    remains private."""
-    rows, size = state.rows, state.limits.block_size
-    n_full = np.minimum(rows.n_computed[row_ids], rows.n_known[row_ids]) // size
+        [0, n_published)       blocks that have passed through here
+        [n_published, n_full)  blocks full of computed tokens that the host knows: published now
+        [n_full, n_blocks)     the open block, and blocks for tokens to come
+
+    Where another block is found under the same key already, that one stays in the index, and the
+    row's own remains private."""
+    rows = state.rows
+    n_full = np.minimum(rows.n_computed[row_ids], rows.n_known[row_ids])
+    n_full //= state.limits.block_size
     is_due = n_full > rows.n_published[row_ids]
     if not state.limits.prefix_caching or not is_any(is_due):
         return state
-    blocks, due, n_chains = state.blocks, row_ids[is_due], state.blocks.n_chains
-    starts, ends, chains = (
-        rows.n_published[due].tolist(),
-        n_full[is_due].tolist(),
-        rows.chain[due].tolist(),
+    due = row_ids[is_due]
+    ends = n_full[is_due].tolist()
+    new, chains = _new_keys(state, due, ends)
+    blocks = evolve(
+        state.blocks,
+        index=state.blocks.index.updated(new),
+        keys=state.blocks.keys.updated({found.block: key for key, found in new.items()}),
+        n_chains=state.blocks.n_chains + len(new),
     )
+    rows = update(rows, due, n_published=ends, chain=chains)
+    return evolve(state, blocks=blocks, rows=rows)
+
+
+def _new_keys(
+    state: EngineState, row_ids: Ids, ends: list[int]
+) -> tuple[dict[Key, Found], list[int]]:
+    """The keys of these rows' blocks [n_published, end) that are found nowhere yet, and the chain
+    in which each row's blocks end."""
+    rows = state.rows
+    size = state.limits.block_size
+
+    index = state.blocks.index
+    n_chains = state.blocks.n_chains
+    starts = rows.n_published[row_ids].tolist()
+    chains = rows.chain[row_ids].tolist()
     new: dict[Key, Found] = {}
-    for i, row in enumerate(due.tolist()):
-        tokens, media = (
-            entries_of(rows.histories, row, 0, ends[i] * size),
-            request_of(rows, row).media,
-        )
-        for index, block in enumerate(
-            entries_of(rows.block_tables, row, starts[i], ends[i]).tolist(), starts[i]
-        ):
-            key = _key(chains[i], tokens, media, index, size)
-            found = new.get(key) or blocks.index.get(key)
+    for i, row in enumerate(row_ids.tolist()):
+        media = request_of(rows, row).media
+        tokens = entries_of(rows.histories, row, 0, ends[i] * size)
+        table = entries_of(rows.block_tables, row, starts[i], ends[i]).tolist()
+        for number, block in enumerate(table, starts[i]):
+            at = number * size
+            key = _key(chains[i], tokens[at : at + size], media, at)
+            found = new.get(key) or index.get(key)
             if found is None:
                 n_chains += 1
-                found = new[key] = Found(block, n_chains)
+                found = Found(block, n_chains)
+                new[key] = found
             chains[i] = found.chain
-    index, keys = (
-        blocks.index.updated(new),
-        blocks.keys.updated({found.block: key for key, found in new.items()}),
-    )
-    blocks = evolve(blocks, index=index, keys=keys, n_chains=n_chains)
-    return evolve(state, blocks=blocks, rows=update(rows, due, n_published=ends, chain=chains))
+    return new, chains
 
 
 def forget(blocks: Blocks, ids: Sequence[int]) -> Blocks:
-    """Let these blocks be found no more."""
+    """Remove these blocks from the prefix index."""
     keyed = blocks.keys.among(ids)
     if not keyed:
         return blocks
-    index, keys = (
-        blocks.index.updated(dict.fromkeys(keyed.values())),
-        blocks.keys.updated(dict.fromkeys(keyed)),
-    )
+    index = blocks.index.updated(dict.fromkeys(keyed.values()))
+    keys = blocks.keys.updated(dict.fromkeys(keyed))
     return evolve(blocks, index=index, keys=keys)

@@ -1,27 +1,41 @@
-"""After a step that failed: the state before it, made fit to go on.
+"""The ways back: from a step that failed, and to a cache that others have written to.
 
-The law: nothing that the failed step may have overwritten is found again.
-Read next: engine.py, which calls this when a step raises.
+The law: nothing that may have been overwritten is found again.
+Read next: engine.py, which calls withdraw() when a step raises.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from nva.state.columns import evolve
 from nva.state.engine import EngineState
+from nva.state.generation import COLD, digest
 from nva.state.plan import Batch, Plan
-from nva.state.rows import running
+from nva.state.rows import running, sample_id
 from nva.steps.prefix import forget
 from nva.steps.schedule import preempt
 
 
 def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
     """The state before a step that failed, made fit to go on from it, whatever the forward has
-    written.
+    written. It still belongs to the same cache, whose handle the failed forward has not used up.
 
     Blocks that the step took may be overwritten: they are found no more, and the rows that it took
     them from, its preempted ones, stay preempted."""
     for row in running(state.rows).tolist():
-        if (int(state.rows.arrival[row]), int(state.rows.sample[row])) in plan.preempted:
+        if sample_id(state.rows, row) in plan.preempted:
             state = preempt(state, row)
     written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
-    return evolve(state, blocks=forget(state.blocks, sorted(written)))
+    blocks = forget(state.blocks, sorted(written))
+    history = digest(state.history, np.array(sorted(written)).tobytes())
+    return evolve(state, blocks=blocks, history=history)
+
+
+def cold(state: EngineState) -> EngineState:
+    """The state made fit for any cache: every row waits again with the tokens it has, and no block
+    is found by what it holds. What is lost is computation, nothing else."""
+    for row in reversed(running(state.rows).tolist()):
+        state = preempt(state, row)
+    blocks = forget(state.blocks, sorted(state.blocks.keys.as_dict()))
+    return evolve(state, blocks=blocks, generation=COLD)

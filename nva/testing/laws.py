@@ -15,7 +15,7 @@ from nva.state.engine import EngineState, check
 from nva.state.errors import InvariantError
 from nva.state.limits import Limits, blocks_for
 from nva.state.plan import Batch, Plan
-from nva.state.rows import block_table, running, token_ids
+from nva.state.rows import block_table, running, sample_id, token_ids
 from nva.testing.toy import ToyKV
 
 LAWS = {
@@ -89,53 +89,42 @@ def check_writes(before: EngineState, after: EngineState, plan: Plan, batch: Bat
     """Each row writes to blocks of its own table. If another row holds such a block too, it has
     found it or forked it in this very step, and held something else before."""
     size = after.limits.block_size
-    _require(
-        "write exclusivity",
-        len(np.unique(batch.slots)) == len(batch.slots),
-        batch.slots.tolist(),
-        "distinct",
-    )
+    slots = batch.slots.tolist()
+    _require("write exclusivity", len(set(slots)) == len(slots), slots, "distinct")
     expected: list[int] = []
-    for row, start, count in zip(
-        plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True
-    ):
+    spans = zip(plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True)
+    for row, start, count in spans:
         table = block_table(after.rows, row).tolist()
         expected += [table[p // size] * size + p % size for p in range(start, start + count)]
         for block in table[start // size : blocks_for(start + count, size)]:
-            _require(
-                "write exclusivity",
-                block >= after.limits.n_scratch,
-                f"row {row}",
-                f"scratch block {block}",
-            )
-            for other in (
-                set(running(after.rows).tolist()) - {row}
-                if after.blocks.ref_counts[block] > 1
-                else ()
-            ):
-                is_old = block in _table_before(
-                    before, after, plan, other
-                ) and block in block_table(after.rows, other)
-                _require(
-                    "write exclusivity",
-                    not is_old,
-                    f"row {row} writes block {block}",
-                    f"row {other} holds it",
-                )
-    _require(
-        "write exclusivity",
-        batch.slots[: batch.n_tokens].tolist() == expected,
-        batch.slots.tolist(),
-        expected,
-    )
+            check_write(before, after, plan, row, block)
+    _require("write exclusivity", slots[: batch.n_tokens] == expected, slots, expected)
+
+
+def check_write(before: EngineState, after: EngineState, plan: Plan, row: int, block: int) -> None:
+    """A row may write this block."""
+    is_pool = block >= after.limits.n_scratch
+    _require("write exclusivity", is_pool, f"row {row}", f"scratch block {block}")
+    if after.blocks.ref_counts[block] == 1:
+        return
+    for other in set(running(after.rows).tolist()) - {row}:
+        held = block in _table_before(before, after, plan, other)
+        is_old = held and block in block_table(after.rows, other)
+        _require(
+            "write exclusivity",
+            not is_old,
+            f"row {row} writes block {block}",
+            f"row {other} holds it",
+        )
 
 
 def _table_before(before: EngineState, after: EngineState, plan: Plan, row: int) -> list[int]:
     """What the row's sequence held before the step; nothing if it was preempted and placed again in
     between."""
-    is_same = before.rows.is_running[row] and before.rows.arrival[row] == after.rows.arrival[row]
-    is_kept = (int(after.rows.arrival[row]), int(after.rows.sample[row])) not in plan.preempted
-    return block_table(before.rows, row).tolist() if is_same and is_kept else []
+    id_ = sample_id(after.rows, row)
+    is_same = before.rows.is_running[row] and sample_id(before.rows, row) == id_
+    is_kept = is_same and id_ not in plan.preempted
+    return block_table(before.rows, row).tolist() if is_kept else []
 
 
 def check_padding(limits: Limits, batch: Batch) -> None:
@@ -197,8 +186,10 @@ def snapshot(state: EngineState) -> Any:
         for row in rows
     }
     waiting = [(entry.order, entry.tokens.tobytes()) for entry in state.waiting]
-    index, free = sorted(state.blocks.index.as_dict().items()), free_ids(state.blocks)
-    return columns, tokens, waiting, index, free, state.n_arrived, state.policy_state
+    index = sorted(state.blocks.index.as_dict().items())
+    free = free_ids(state.blocks)
+    numbers = state.n_arrived, state.policy_state, state.history, state.generation
+    return columns, tokens, waiting, index, free, numbers
 
 
 def check_purity(state: EngineState, then: Any) -> None:

@@ -13,7 +13,8 @@ import attrs
 from nva.state.limits import Limits, blocks_for
 from nva.state.policy import Policy
 from nva.state.request import Request
-from nva.testing.toy import toy_tokens
+from nva.state.rows import SampleId
+from nva.testing.toy import toy_stop, toy_tokens
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -39,7 +40,7 @@ class Sequence_:
     publication: object = None  # of its last keyed block
     table: list[Block] = attrs.field(factory=lambda: [])
 
-    name = property(lambda self: (self.order[1], self.order[2]))
+    id = property(lambda self: SampleId(self.order[1], self.order[2]))
     n_due = property(lambda self: len(self.tokens) - self.n_computed)
     is_scored = property(
         lambda self: (
@@ -51,12 +52,11 @@ class Sequence_:
 
 @attrs.define(kw_only=True)
 class Decisions:
-    """What one step did, by the name (arrival, sample) of each sequence."""
+    """What one step did, by the SampleId of each sequence."""
 
-    computed: dict[tuple[int, int], tuple[int, int]] = attrs.field(
-        factory=lambda: {}
-    )  # name: (start, count)
-    preempted: list[tuple[int, int]] = attrs.field(factory=lambda: [])
+    # id: (start, count)
+    computed: dict[SampleId, tuple[int, int]] = attrs.field(factory=lambda: {})
+    preempted: list[SampleId] = attrs.field(factory=lambda: [])
     n_copied: int = 0
     n_hit: int = 0
 
@@ -96,7 +96,7 @@ class ReferenceEngine:
         prefilling = [s for s in self.running if s.n_due > 1]
         while sum(self._growth(decoding)) > len(self.free):
             victim = max(self.running, key=lambda s: s.order)
-            done.preempted.append(victim.name)
+            done.preempted.append(victim.id)
             self._leave([victim])
             victim.n_computed, victim.n_keyed, victim.publication = 0, 0, None
             self.waiting.append(victim)
@@ -118,11 +118,18 @@ class ReferenceEngine:
             n = min(sequence.n_due, left, scores if sequence.is_scored else left)
             left, scores = left - n, scores - n * sequence.is_scored
             self._compute(sequence, n, done)
-        by_name = {sequence.name: sequence for sequence in self.running}
-        sampling = [by_name[name] for name in done.computed if not by_name[name].n_due]
+        by_id = {sequence.id: sequence for sequence in self.running}
+        sampling = [by_id[id_] for id_ in done.computed if not by_id[id_].n_due]
         sampling += [fork for sequence in sampling for fork in self._forks(sequence)]
         self._leave([sequence for sequence in sampling if self._ends(sequence)])
+        for sequence in [s for s in sampling if s in self.running and self._is_stopped(s)]:
+            self._leave([sequence])
         return done
+
+    def _is_stopped(self, sequence: Sequence_) -> bool:
+        """Whether its text holds a stop string."""
+        output = sequence.tokens[len(sequence.request.prompt) :]
+        return toy_stop(output, sequence.request.params.stop) is not None
 
     def _growth(self, decoding: list[Sequence_]) -> list[bool]:
         """Who needs a block: its table is full, or others hold its open block and no one before it
@@ -174,7 +181,7 @@ class ReferenceEngine:
 
     def _compute(self, sequence: Sequence_, n: int, done: Decisions) -> None:
         if n:
-            done.computed[sequence.name] = (sequence.n_computed, n)
+            done.computed[sequence.id] = (sequence.n_computed, n)
         sequence.n_computed += n
         size = self.limits.block_size
         while self.limits.prefix_caching and (sequence.n_keyed + 1) * size <= sequence.n_computed:

@@ -4,54 +4,22 @@ a law."""
 
 from __future__ import annotations
 
-import attrs
+from typing import Any
+
 from hypothesis import strategies as st
 
 from nva.state.limits import Limits
 from nva.state.policy import POLICIES, Policy
 from nva.state.request import Request, SamplingParams, request
+from nva.testing.actions import Abort, Arrive, Event, Fail, Fork, Step
 
 VOCAB_SIZE = 7
-
-
-@attrs.frozen
-class Arrive:
-    """Requests are submitted together."""
-
-    requests: tuple[Request, ...]
-
-
-@attrs.frozen
-class Step:
-    """The engine runs one step, if it has anything to do."""
-
-
-@attrs.frozen
-class Abort:
-    """The request of this number (modulo those that have arrived) is aborted."""
-
-    number: int
-
-
-@attrs.frozen
-class Fork:
-    """The running row of this number (modulo those that run) is forked, if that is allowed."""
-
-    number: int
-
-
-@attrs.frozen
-class Fail:
-    """The engine runs a step whose forward writes to the cache and then raises."""
-
-
-Event = Arrive | Step | Abort | Fork | Fail
 
 
 @st.composite
 def limits(draw: st.DrawFn, **fixed: object) -> Limits:
     """Limits small enough that everything runs short."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "block_size": draw(st.integers(1, 4)),
         "n_blocks": draw(st.integers(1, 12)),
         "max_rows": draw(st.integers(1, 5)),
@@ -59,18 +27,16 @@ def limits(draw: st.DrawFn, **fixed: object) -> Limits:
         "max_scored_tokens": draw(st.integers(1, 3)),
         "max_model_len": draw(st.integers(6, 24)),
         "prefix_caching": draw(st.booleans()),
-    } | fixed
+        **fixed,
+    }
     buckets: dict[str, tuple[int, ...]] = {}
     if draw(st.booleans()):
-        tokens, rows = int(str(sizes["max_batched_tokens"])), int(str(sizes["max_rows"]))
+        n_tokens = sizes["max_batched_tokens"]
         buckets = {
-            "token_buckets": tuple(sorted({3, tokens} - {0})),
-            "row_buckets": tuple(sorted({2, rows + 1})),
+            "token_buckets": (3, n_tokens) if n_tokens > 3 else (n_tokens,),
+            "row_buckets": tuple(sorted({2, sizes["max_rows"] + 1})),
         }
-        buckets["token_buckets"] = tuple(
-            size for size in buckets["token_buckets"] if size <= tokens
-        )
-    return Limits(vocab_size=VOCAB_SIZE, **sizes, **buckets)  # pyright: ignore[reportArgumentType]
+    return Limits(vocab_size=VOCAB_SIZE, **sizes, **buckets)
 
 
 def policies() -> st.SearchStrategy[Policy]:
@@ -83,10 +49,8 @@ def prompts(draw: st.DrawFn, max_len: int) -> list[int]:
     """Token ids; often the beginning of one common text, so that prefixes are shared."""
     common = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1] * 2
     prefix = common[: draw(st.integers(0, max_len - 1))]
-    own = draw(
-        st.lists(st.integers(0, 2), min_size=1, max_size=max(1, min(4, max_len - len(prefix))))
-    )
-    return prefix + own
+    most = max(1, min(4, max_len - len(prefix)))
+    return prefix + draw(st.lists(st.integers(0, 2), min_size=1, max_size=most))
 
 
 @st.composite
@@ -99,6 +63,8 @@ def requests(draw: st.DrawFn, id_: int, size: Limits) -> Request:
         n=draw(st.integers(1, min(3, size.max_rows))),
         priority=float(draw(st.integers(0, 2))),
         prompt_logprobs=draw(st.sampled_from([None, None, 1])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])),
+        stop=draw(st.sampled_from([(), (), ("1",), ("25", "63")])),
     )
     stop_ids = frozenset(draw(st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=2)))
     prompt = draw(prompts(min(size.max_model_len, size.pool_len) - 1))

@@ -1,13 +1,7 @@
-"""The compiled kernels against the reference, over shapes that no vector or tile divides; and how
-they are built."""
+"""The compiled kernels against the reference, over shapes that no vector or tile divides."""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-import types
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nva.kernels import Layout, backend, reference
-from nva.kernels.cpu import build, operators
+from nva.kernels.cpu import operators
 from tests.kernels.cases import AttentionCase, attention_cases, dense_attention
 
 pytestmark = pytest.mark.usefixtures("n_threads")
@@ -54,7 +48,7 @@ def written(case: AttentionCase, kernels: Any) -> list[Tensor]:
 
 
 def test_the_compiled_kernels_serve_the_cpu() -> None:
-    assert backend("cpu") is operators
+    assert backend("cpu") is operators.COMPILED
 
 
 @settings(max_examples=100, deadline=None)
@@ -284,94 +278,3 @@ def test_float16_goes_to_the_reference() -> None:
         operators.linear(x, operators.pack_linear(weight)), reference.linear(x, weight)
     )
     assert torch.equal(operators.silu_mul(x), reference.silu_mul(x))
-
-
-def test_without_a_compiler_the_reference_serves_and_says_so(tmp_path: Path) -> None:
-    code = "from nva.kernels import backend, reference; assert backend('cpu') is backend('cpu') is reference"
-    env = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    assert (
-        found.stderr.count("no C++ compiler was found to build the CPU kernels with; install g++")
-        == 1
-    )
-
-
-def test_a_library_is_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for _ in range(2):
-        assert build.library().panel_width() > 0
-    assert capsys.readouterr().err.count("compiling the CPU kernels, once") == 1
-    (built,) = tmp_path.glob("nva/kernels/*.so")
-    assert [path.suffix for path in built.parent.iterdir() if path != built] == [".lock"]
-
-
-def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(
-        build.BuildError, match="compiling the CPU kernels failed .error: out of order"
-    ):
-        build.library()
-    assert not list(tmp_path.glob("nva/kernels/*.so"))
-
-
-def fresh_build() -> types.ModuleType:
-    """build.py as another system imports it."""
-    found = importlib.util.spec_from_file_location("fresh_build", build.__file__)
-    assert found and found.loader
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-def test_windows_has_no_file_locks_and_gets_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # importing it fails
-    module = fresh_build()
-    with pytest.raises(module.BuildError, match="compiled on Linux and macOS only"):
-        module.library()
-
-
-def test_a_mac_links_torch_s_openmp_without_flags_of_gnu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What is asked of the compiler; no Mac was there to try it."""
-    (tmp_path / "torch" / "lib").mkdir(parents=True)
-    runtime = tmp_path / "torch" / "lib" / "libomp.dylib"
-    runtime.touch()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    module = fresh_build()
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    commands: list[list[str]] = []
-    monkeypatch.setattr(module, "_run", commands.extend)
-    monkeypatch.setattr(module.os, "replace", lambda *_: None)
-    module._build(tmp_path / "cpu.so", "g++-15", module.FLAGS)
-    link = commands[-1]
-    assert str(runtime) in link
-    assert f"-Wl,-rpath,{runtime.parent}" in link
-    assert "-Wl,--as-needed" not in link
-
-
-def test_apple_s_clang_has_no_openmp_and_the_reference_serves(tmp_path: Path) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text(
-        "#!/bin/sh\necho \"clang++: error: unsupported option '-fopenmp'\" >&2\nexit 1\n"
-    )
-    compiler.chmod(0o755)
-    code = "from nva.kernels import backend, reference; assert backend('cpu') is reference"
-    env = {
-        "CXX": str(compiler),
-        "PATH": "",
-        "XDG_CACHE_HOME": str(tmp_path),
-        "PYTHONPATH": ":".join(sys.path),
-    }
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    assert "unsupported option '-fopenmp'); plain torch serves instead" in found.stderr

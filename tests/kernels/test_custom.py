@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from examples.custom_operator import rotary
 from nva.kernels import reference
-from nva.kernels.custom import rotary
 
 
 def inputs(dtype=torch.float64, requires_grad=True):

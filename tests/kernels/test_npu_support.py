@@ -6,10 +6,12 @@ from __future__ import annotations
 import types
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nva.kernels import backend, npu
+from nva.kernels.cpu.device import PLAIN
 from nva.kernels.npu.support import (
     MODES,
     Installation,
@@ -160,14 +162,22 @@ def test_graph_modes_are_for_an_npu():
 @pytest.mark.parametrize(
     ("found", "said"), [(Installation(), "aclgraph"), (Installation(has_npugraph_ex=False), "ge")]
 )
-def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, capsys):
+def test_the_mode_that_auto_chose_is_said_with_its_reason(found, said, monkeypatch, caplog):
+    caplog.set_level("INFO", "nva")
+    imported = []
+
+    def import_module(name):
+        imported.append(name)
+        devices = {"EAGER": PLAIN, "ACLGRAPH": PLAIN, "GE": PLAIN}
+        return types.SimpleNamespace(**devices, place=lambda name: torch.device("cpu"))
+
     monkeypatch.setattr(npu.importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(npu.importlib, "import_module", lambda name: name)
+    monkeypatch.setattr(npu.importlib, "import_module", import_module)
     monkeypatch.setattr(npu, "probe", lambda: found)
-    assert str(npu.choose(GROUPED)).endswith(said)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"nva: NPU graph mode {said} (")
-    assert ("no npugraph_ex" in lines[0]) == (said == "ge")
-    npu.choose(GROUPED, "eager")
-    assert capsys.readouterr().err == ""
+    npu.choose("npu", GROUPED, "auto")
+    assert ("nva.kernels.npu.ge" in imported) == (said == "ge"), "no other mode's compiler"
+    (line,) = caplog.messages
+    assert line.startswith(f"NPU graph mode {said} (")
+    assert ("no npugraph_ex" in line) == (said == "ge")
+    npu.choose("npu", GROUPED, "eager")
+    assert caplog.messages == [line]

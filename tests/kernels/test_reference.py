@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from nva.kernels import backend, reference
+from nva.kernels import Device, Kernels, backend, reference
+from nva.kernels.cpu.device import PLAIN
+from nva.kernels.cuda import GPU
 from tests.kernels.cases import (
     AttentionCase,
     MoeCase,
@@ -205,8 +208,25 @@ def test_copy_blocks_reads_all_before_it_writes_any(copies: list[tuple[int, int]
 
 
 def test_a_device_without_kernels_is_refused() -> None:
-    assert backend(torch.device("cuda", 1)) is reference
-    with pytest.raises(
-        ValueError, match="no kernels for device 'meta'; choose one of cpu, cuda, npu"
-    ):
+    with pytest.raises(ValueError, match="device is 'meta'; give cpu, cuda, npu, cuda:1"):
         backend("meta")
+
+
+def test_a_backend_that_lacks_a_function_fails_at_once() -> None:
+    functions = attrs.asdict(reference.KERNELS, recurse=False)
+    for name in set(functions) - {"is_approximate"}:
+        others = {other: function for other, function in functions.items() if other != name}
+        with pytest.raises(TypeError, match=name):
+            Kernels(**others)
+    with pytest.raises(TypeError, match="rotray"):
+        attrs.evolve(reference.KERNELS, rotray=reference.rotary)
+
+
+@pytest.mark.parametrize("device", [PLAIN, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", PLAIN.dtypes, ids=str)
+def test_a_cache_takes_the_bytes_that_it_is_said_to(device: Device, dtype: torch.dtype) -> None:
+    shape = 3, 5, 2, 8
+    cache = device.empty_cache(shape, dtype, torch.device("cpu"))
+    assert (cache.shape, cache.dtype) == (shape, dtype)
+    assert cache.nbytes == device.cache_bytes(shape, dtype)
+    assert not cache.any()

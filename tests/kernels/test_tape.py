@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nva.forward import empty_kv, make_forward
+from nva.kernels import Device
 from nva.kernels.cpu import operators, tape
 from nva.models import random_params
 from nva.models.spec import ExpertSpec, ModelSpec
@@ -23,7 +24,7 @@ from nva.steps.pack import pack
 from nva.steps.sample import sample
 from nva.steps.schedule import schedule
 from nva.steps.submit import submit
-from tests.models.parity import mutated
+from tests.devices import mutated
 from tests.test_forward import SPEC
 
 DENSE = attrs.evolve(
@@ -49,16 +50,18 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> Any:
-    return random_params(spec, dtype, torch.Generator().manual_seed(seed), operators, std=0.3)
+    return random_params(
+        spec, dtype, torch.Generator().manual_seed(seed), operators.KERNELS, std=0.3
+    )
 
 
 def steps(
-    spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, kernels: Any = operators
+    spec: ModelSpec, dtype: torch.dtype, enforce_eager: bool, device: Device = operators.COMPILED
 ) -> list[Tensor]:
     """The logits of all steps of a run: prompts of many lengths, forks that copy blocks, decoding
     to the end."""
     forward, kv = (
-        make_forward(spec, LIMITS, kernels, enforce_eager=enforce_eager),
+        make_forward(spec, LIMITS, device, enforce_eager=enforce_eager),
         empty_kv(spec, LIMITS, dtype),
     )
     random, params = np.random.default_rng(0), weights(spec, dtype)
@@ -165,15 +168,13 @@ def by_a_number(params: Tensor, caches: Any, inputs: Step) -> Tensor:
 @pytest.mark.parametrize(
     ("compute", "why"), [(in_numpy, "does more than call"), (by_a_number, "tells Python what")]
 )
-def test_what_no_tape_can_hold_is_computed(
-    compute: Any, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_tape_can_hold_is_computed(compute: Any, why: str, said: Callable[[], str]) -> None:
     run, params = small_step(compute), torch.tensor(2)
     assert [run(params, None, [n]).tolist() for n in range(5)] == [[2], [4], [6], [8], [10]]
-    assert why in capsys.readouterr().err
+    assert why in said()
 
 
-def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_of_ones_own_is_computed_in_every_step(said: Callable[[], str]) -> None:
     """By numpy, which a tape doesn't see."""
 
     def silu_mul(x: Tensor) -> Tensor:
@@ -181,11 +182,14 @@ def test_a_kernel_of_ones_own_is_computed_in_every_step(capsys: pytest.CaptureFi
         return torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
 
     own = steps(
-        SPEC, torch.float32, enforce_eager=False, kernels=mutated(operators, silu_mul=silu_mul)
+        SPEC,
+        torch.float32,
+        enforce_eager=False,
+        device=mutated(operators.COMPILED, silu_mul=silu_mul),
     )
     for one, other in zip(own, steps(SPEC, torch.float32, enforce_eager=True), strict=True):
         torch.testing.assert_close(one, other)
-    assert "call by call" in capsys.readouterr().err
+    assert "call by call" in said()
 
 
 def test_tapes_that_were_not_used_for_long_are_dropped(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
@@ -15,12 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import reference
+from nva.kernels import Device
+from nva.kernels.cpu.device import PLAIN
 from nva.models import ModelSpec, load_checkpoint
 from nva.models.params import Params
 from nva.state.limits import Limits
 from nva.state.media import Media, positions_between
-from nva.state.plan import Batch, ImageSpan
+from nva.state.plan import BATCH_ARRAYS, Batch, ImageSpan, batch_of
 from tests.checkpoints import MAX_MODEL_LEN, Case, build
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
@@ -47,13 +47,13 @@ class Subject:
     rows: list[np.ndarray]
     expected: list[Tensor]
     media: list[Media | None] | None = None  # of the rows, for a model that sees
-    kernels: Any = reference
+    device: Device = PLAIN
 
 
-def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
+def subject(case: Case, folder: Path, device: Device = PLAIN) -> Subject:
     """Build a case's checkpoint, load it with ours, run it with theirs."""
     model = build(case, folder)
-    checkpoint, params = load_checkpoint(folder, kernels=kernels)
+    checkpoint, params = load_checkpoint(folder, kernels=device.kernels)
     limits = attrs.evolve(LIMITS, max_model_len=case.max_model_len)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, limits.vocab_size, length) for length in case.lengths]
@@ -64,7 +64,7 @@ def subject(case: Case, folder: Path, kernels: Any = reference) -> Subject:
         limits=limits,
         rows=rows,
         expected=expected,
-        kernels=kernels,
+        device=device,
     )
 
 
@@ -86,7 +86,7 @@ def deviation(subject: Subject, chunk: int) -> float:
 
 def compute(subject: Subject, chunk: int) -> list[Tensor]:
     """Our logits [n, vocab] of every row."""
-    forward = make_forward(subject.spec, subject.limits, subject.kernels)
+    forward = make_forward(subject.spec, subject.limits, subject.device)
     kv = poisoned_kv(subject.spec)
     logits: list[list[Tensor]] = [[] for _ in subject.rows]
     for batch, parts in batches(subject.rows, chunk, media=subject.media):
@@ -201,19 +201,8 @@ def with_media(batch: Batch, spans: dict[int, tuple[int, int]], media: list[Medi
     return attrs.evolve(made, images=tuple(images))
 
 
-def make_batch(*, n_tokens: int, n_rows: int, n_logits: int, **arrays: np.ndarray) -> Batch:
-    """A Batch whose arrays are views of one buffer, in the order given."""
-    buffer = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.int32)
-    parts = np.split(buffer, np.cumsum([array.size for array in arrays.values()])[:-1])
-    views = {
-        name: part.reshape(array.shape)
-        for (name, array), part in zip(arrays.items(), parts, strict=True)
-    }
-    return Batch(buffer=buffer, n_tokens=n_tokens, n_rows=n_rows, n_logits=n_logits, **views)
-
-
-def mutated(kernels: ModuleType, **functions: Any) -> Any:
-    """The kernels with some functions replaced."""
-    changed = ModuleType("mutated")
-    changed.__dict__.update({**vars(kernels), **functions})
-    return changed
+def make_batch(**fields: Any) -> Batch:
+    """A Batch of these arrays, all of whose tokens the host knows."""
+    arrays = {name: fields.pop(name) for name in BATCH_ARRAYS if name in fields}
+    arrays["token_source"] = np.full(len(arrays["token_ids"]), -1)
+    return batch_of(arrays, **fields)

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nva.kernels import reference
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, open_checkpoint, random_params
-from nva.models.checkpoint import INDEX, SINGLE
-from nva.models.params import LINEARS
+from nva.models.checkpoint import resolve_dtype
+from nva.models.files import INDEX, SINGLE
+from nva.models.params import layer_table
 from tests.checkpoints import CASES, build, edit_json
 
 
@@ -216,6 +218,70 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
     )
 
 
+def test_a_tied_head_may_hold_nan_where_the_embedding_does(tmp_path: Path) -> None:
+    build(CASES["qwen2"], tmp_path)
+
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        embed = tensors["model.embed_tokens.weight"]
+        embed[96] = torch.nan
+        tensors["lm_head.weight"] = embed.clone()
+
+    edit_weights(tmp_path / SINGLE, add_head)
+    _, params = load_checkpoint(tmp_path)
+    assert params["head"] is params["embed"]
+    edit_weights(tmp_path / SINGLE, lambda tensors: tensors["lm_head.weight"][95].fill_(torch.nan))
+    refuses(tmp_path, "differs from")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"dtype": None, "torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "auto", "torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"text_config": {"torch_dtype": "torch.float16"}}, "float16"),
+        ({"vision_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"dtype": "float16", "text_config": {"dtype": "bfloat16"}}, "float16"),
+        ({"text_config": {"dtype": "bfloat16"}, "vision_config": {"dtype": "float32"}}, "bfloat16"),
+        ({"dtype": "auto", "text_config": {"dtype": None}}, "float32"),  # as it is stored
+        ({}, "float32"),
+        ({"text_config": 3}, "float32"),
+    ],
+)
+def test_dtypes_are_found_wherever_configs_have_them(
+    single: Path, config: dict[str, Any], expected: str
+) -> None:
+    plain = open_checkpoint(single)
+    rest = {name: value for name, value in plain.config.items() if name != "dtype"}
+    checkpoint = attrs.evolve(plain, config={**rest, **config})
+    assert resolve_dtype("auto", checkpoint) == getattr(torch, expected)
+    assert resolve_dtype("float16", checkpoint) == torch.float16
+
+
+@pytest.mark.parametrize("name", ["float64", "float8_e4m3fn", 3, ["bfloat16"], {"": "float32"}])
+def test_dtypes_that_nva_can_not_compute_in_are_named(single: Path, name: Any) -> None:
+    checkpoint = attrs.evolve(open_checkpoint(single), config={"text_config": {"dtype": name}})
+    with pytest.raises(
+        ValueError, match=r"text_config\.dtype in config\.json is .*; choose one of"
+    ):
+        resolve_dtype("auto", checkpoint)
+
+
+def test_weights_stored_in_several_types_have_that_of_most_numbers(single: Path) -> None:
+    def narrow(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if "norm" not in name:
+                tensors[name] = tensor.bfloat16()
+
+    edit_weights(single / SINGLE, narrow)
+    edit_json(single / "config.json", lambda config: {**config, "dtype": "auto"})
+    _, params = load_checkpoint(single)
+    assert params["norm"].dtype == params["embed"].dtype == torch.bfloat16
+
+
 def test_dtypes(single: Path) -> None:
     _, params = load_checkpoint(single)
     assert params["norm"].dtype == torch.float32  # config.json's
@@ -229,11 +295,12 @@ def test_dtypes(single: Path) -> None:
     edit_json(
         single / "config.json", lambda config: {k: v for k, v in config.items() if k != "dtype"}
     )
-    refuses(single, "dtype is missing in config.json; choose one of")
+    _, params = load_checkpoint(single)
+    assert params["norm"].dtype == torch.float32  # what the files hold
 
 
 def test_linear_weights_are_packed_once_each_and_nothing_else(
-    single: Path, monkeypatch: pytest.MonkeyPatch
+    single: Path,
 ) -> None:
     packed: list[torch.Tensor] = []
 
@@ -241,11 +308,14 @@ def test_linear_weights_are_packed_once_each_and_nothing_else(
         packed.append(weight)
         return weight
 
-    monkeypatch.setattr(reference, "pack_linear", pack)
-    checkpoint, params = load_checkpoint(single)
+    kernels = attrs.evolve(REFERENCE, pack_linear=pack)
+    checkpoint, params = load_checkpoint(single, kernels=kernels)
     assert len(packed) == 4 * checkpoint.spec.n_layers + 1
     expected = [
-        value for layer in params["layers"] for name, value in layer.items() if name in LINEARS
+        value
+        for i, layer in enumerate(params["layers"])
+        for name, value in layer.items()
+        if layer_table(checkpoint.spec, i)[name].kind == "linear"
     ]
     assert {id(tensor) for tensor in packed} == {
         id(tensor) for tensor in [*expected, params["head"]]
@@ -253,17 +323,15 @@ def test_linear_weights_are_packed_once_each_and_nothing_else(
 
 
 def test_norms_are_packed_once_each_and_told_their_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(
-        reference, "pack_norm", lambda weight, unit_offset: weight.float() + unit_offset
+    adding = attrs.evolve(
+        REFERENCE, pack_norm=lambda weight, unit_offset: weight.float() + unit_offset
     )
     for name, offset in (("qwen3", 0), ("gemma3", 1)):
         build(CASES[name], tmp_path / name)
-        _, packed = load_checkpoint(tmp_path / name)
-        with monkeypatch.context() as undone:
-            undone.setattr(reference, "pack_norm", lambda weight, unit_offset: weight)
-            _, plain = load_checkpoint(tmp_path / name)
+        _, packed = load_checkpoint(tmp_path / name, kernels=adding)
+        _, plain = load_checkpoint(tmp_path / name)
         for one, other in zip([packed, *packed["layers"]], [plain, *plain["layers"]], strict=True):
             for key in (key for key in one if key != "layers"):
                 torch.testing.assert_close(

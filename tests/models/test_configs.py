@@ -1,229 +1,32 @@
-"""Every setting of a config.json is read, known as harmless, or refused: real configs,
+"""Every setting of a config.json is read, known to change nothing, or refused: configs of the hub,
 transformers', and odd ones."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
-from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
+from transformers import AutoModelForCausalLM, Qwen3VLConfig, Qwen3VLMoeConfig
 
-from nva.models import FAMILIES, ModelSpec
+from nva.models import FAMILIES, ModelSpec, load_checkpoint
 from nva.models.hf_config import Config
 from nva.models.registry import read_model
+from nva.models.unread import is_elsewhere, is_off
 from tests import checkpoints
+from tests.checkpoints import randomize
+from tests.models.hub import CONFIGS, shrunk
+from tests.models.parity import LIMITS, TOLERANCE, Subject, deviation, logits_of
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "transformers_version": "4.31.0.dev0",
-    "use_cache": True,
-    "vocab_size": 32000,
-}
-LLAMA_3 = LLAMA | {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "eos_token_id": [128001, 128008, 128009],
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rope_scaling": {
-        "factor": 32.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-}
-QWEN_2 = LLAMA | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "attention_dropout": 0.0,
-    "max_window_layers": 28,
-    "num_key_value_heads": 8,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "use_mrope": False,
-    "use_sliding_window": False,
-}
-QWEN_3 = QWEN_2 | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "head_dim": 128,
-    "rope_scaling": None,
-    "sliding_window": None,
-}
-EXPERTS = {
-    "decoder_sparse_step": 1,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-}
-MISTRAL = LLAMA | {
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "num_key_value_heads": 8,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-}
-GEMMA_3 = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_logit_softcapping": None,
-    "bos_token_id": 2,
-    "cache_implementation": "hybrid",
-    "eos_token_id": [1, 106],
-    "final_logit_softcapping": None,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "initializer_range": 0.02,
-    "intermediate_size": 6912,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.50.0.dev0",
-    "use_cache": True,
-    "vocab_size": 262144,
-}
-MINICPM = LLAMA | {
-    "_name_or_path": "openbmb/MiniCPM-2B-sft-bf16",
-    "architectures": ["MiniCPMForCausalLM"],
-    "auto_map": {
-        "AutoConfig": "configuration_minicpm.MiniCPMConfig",
-        "AutoModelForCausalLM": "modeling_minicpm.MiniCPMForCausalLM",
-    },
-    "model_type": "minicpm",
-    "dim_model_base": 256,
-    "rope_scaling": None,
-    "scale_depth": 1.4,
-    "scale_emb": 12,
-}
-LONGROPE = {"rope_type": "longrope", "long_factor": [1.0] * 64, "short_factor": [1.0] * 64}
-VISION = {
-    "deepstack_visual_indexes": [5, 11, 17],
-    "depth": 24,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_size": 1024,
-    "in_channels": 3,
-    "initializer_range": 0.02,
-    "intermediate_size": 4096,
-    "model_type": "qwen3_vl",
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-    "out_hidden_size": 4096,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
-AXES = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
-QWEN_3_VL = {
-    "architectures": ["Qwen3VLForConditionalGeneration"],
-    "image_token_id": 151655,
-    "model_type": "qwen3_vl",
-    "text_config": {
-        name: value
-        for name, value in (
-            QWEN_3 | {"model_type": "qwen3_vl_text", "rope_scaling": AXES, "dtype": "bfloat16"}
-        ).items()
-        if name
-        not in (
-            "architectures",
-            "torch_dtype",
-            "max_window_layers",
-            "use_sliding_window",
-            "use_mrope",
-        )
-    },
-    "tie_word_embeddings": True,
-    "transformers_version": "4.57.0.dev0",
-    "video_token_id": 151656,
-    "vision_config": VISION,
-    "vision_end_token_id": 151653,
-    "vision_start_token_id": 151652,
-}
-
-ACCEPTED = {
-    "Llama 1": LLAMA | {"max_sequence_length": 2048, "pad_token_id": 0, "_name_or_path": "llama-7b"},
-    "Llama 2": LLAMA | {"num_key_value_heads": 32, "pretraining_tp": 1, "rope_scaling": None},
-    "Llama 2 Chat": LLAMA | {"max_length": 4096, "temperature": 0.6, "top_p": 0.9, "do_sample": True},
-    "Llama 3.2": LLAMA_3,
-    "Llama 3.1, by Unsloth": LLAMA_3 | {"unsloth_fixed": True, "pad_token_id": 128004},
-    "SmolLM2": LLAMA | {
-        "is_llama_config": True,
-        "num_key_value_heads": 32,
-        "rope_interleaved": False,
-        "rope_scaling": None,
-        "rope_theta": 100000,
-        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
-    },
-    "DeepSeek Coder": LLAMA_3 | {"rope_scaling": {"factor": 4.0, "type": "linear"}},
-    "Mistral 0.1": MISTRAL,
-    "Mistral 0.3": MISTRAL | {"attention_dropout": 0.0, "sliding_window": None, "head_dim": 128},
-    "Qwen 2.5": QWEN_2,
-    "Qwen 2.5, long": QWEN_2 | {
-        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-    },
-    "Qwen 1.5 MoE": QWEN_2 | EXPERTS | {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "norm_topk_prob": False,
-        "shared_expert_intermediate_size": 5632,
-    },
-    "Qwen 3": QWEN_3,
-    "Qwen 3 MoE": QWEN_3 | EXPERTS | {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": []},
-    "Qwen 3 VL": QWEN_3_VL,
-    "Qwen 3 VL MoE": QWEN_3_VL | {
-        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
-        "text_config": QWEN_3_VL["text_config"] | EXPERTS | {"mlp_only_layers": []},
-    },
-    "Gemma 3": GEMMA_3,
-    "Gemma 3 270M": GEMMA_3 | {
-        "_sliding_window_pattern": 6,
-        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2,
-        "use_bidirectional_attention": False,
-    },
-    "MiniCPM": MINICPM,
-    "MiniCPM4": MINICPM | {
-        "mup_denominator": 32,
-        "rope_scaling": LONGROPE | {"original_max_position_embeddings": 4096},
-        "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""Settings as the configs on the hub have them."""
+LLAMA, MISTRAL, QWEN_3 = CONFIGS["Llama 1"], CONFIGS["Mistral 7B 0.1"], CONFIGS["Qwen 3 8B"]
+QWEN_3_VL, QWEN_3_MOE = CONFIGS["Qwen 3 VL 8B"], CONFIGS["Qwen 3 30B"]
+VISION = QWEN_3_VL["vision_config"]
+ONE_OF_EACH = {config["architectures"][0]: name for name, config in CONFIGS.items()}
+"""Architecture -> one of the configs that have it."""
 
 CLASSES = {
     "LlamaForCausalLM": "LlamaConfig",
@@ -242,21 +45,68 @@ def spec(config: dict[str, Any], **settings: Any) -> ModelSpec:
 
 def refuses(name: str, config: dict[str, Any], **settings: Any) -> None:
     with pytest.raises(
-        ValueError, match=f"sets {name}, which nva doesn't implement for .*; .* remove it there"
+        ValueError,
+        match=rf"sets \S*{name} to .*, which nva doesn't implement for .*; .* remove it there",
     ):
         read_model({**config, **settings})
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_real_configs_are_read(name: str) -> None:
-    assert (
-        spec(ACCEPTED[name]).n_layers
-        == ACCEPTED[name].get("text_config", ACCEPTED[name])["num_hidden_layers"]
+    text = CONFIGS[name].get("text_config", CONFIGS[name])
+    assert spec(CONFIGS[name]).n_layers == text["num_hidden_layers"]
+    assert spec(shrunk(CONFIGS[name])).hidden_size == 48
+
+
+COMPUTED = [
+    "Llama 2 Chat",
+    "Llama 3.2 1B",
+    "Llama 3.1, by Unsloth",
+    "SmolLM2",
+    "DeepSeek Coder",
+    "Mistral 7B 0.1",
+    "Ministral 8B",
+    "Qwen 2.5 0.5B",
+    "Qwen 2.5, long",
+    "Qwen 2 57B",
+    "Qwen 3 0.6B",
+    "Qwen 3 235B",
+    "Qwen 3 Coder 480B",
+    "Gemma 3 1B",
+    "Gemma 3 27B, its text model",
+]
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_logits_of_real_configs_are_transformers(name: str, tmp_path: Path) -> None:
+    """Sizes are tiny, every other key is the hub's: read by transformers as by us."""
+    config = shrunk(CONFIGS[name])
+    theirs = getattr(transformers, CLASSES[config["architectures"][0]])(**config)
+    theirs._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).eval()
+    randomize(model, seed=0)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint, params = load_checkpoint(tmp_path, "float32")
+    rows = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate((36, 19, 1))]
+    ours = Subject(
+        spec=checkpoint.spec,
+        params=params,
+        limits=LIMITS,
+        rows=rows,
+        expected=[logits_of(model, row) for row in rows],
     )
+    assert deviation(ours, 7) < TOLERANCE
 
 
 def test_every_family_has_a_real_config() -> None:
-    assert {config["architectures"][0] for config in ACCEPTED.values()} == set(FAMILIES)
+    assert {config["architectures"][0] for config in CONFIGS.values()} == set(FAMILIES)
+
+
+def test_experts_of_a_qwen3_vl_are_always_normalized() -> None:
+    config = CONFIGS["Qwen 3 VL 30B"]
+    text = config["text_config"] | {"norm_topk_prob": False}
+    refuses("norm_topk_prob", config, text_config=text)
 
 
 def test_llama_2_does_not_name_its_rope() -> None:
@@ -272,7 +122,7 @@ def test_what_transformers_writes_is_read(architecture: str) -> None:
     """Its config class with defaults, and an old config that it has rewritten, whole or as the
     difference from them."""
     config_class = getattr(transformers, CLASSES[architecture])
-    old = next(config for config in ACCEPTED.values() if config["architectures"] == [architecture])
+    old = next(config for config in CONFIGS.values() if config["architectures"] == [architecture])
     plain, rewritten = config_class(architectures=[architecture]), config_class(**old)
     assert spec(plain.to_dict()).n_layers == plain.num_hidden_layers
     assert spec(rewritten.to_dict()) == spec(rewritten.to_diff_dict()) == spec(old)
@@ -280,12 +130,12 @@ def test_what_transformers_writes_is_read(architecture: str) -> None:
 
 @pytest.mark.parametrize("config_class", [Qwen3VLConfig, Qwen3VLMoeConfig])
 def test_what_transformers_writes_of_qwen3_vl_is_read(config_class: Any) -> None:
-    old = ACCEPTED["Qwen 3 VL" if config_class is Qwen3VLConfig else "Qwen 3 VL MoE"]
+    old = CONFIGS["Qwen 3 VL 4B" if config_class is Qwen3VLConfig else "Qwen 3 VL 30B"]
     rewritten = config_class(**old)
     assert spec(rewritten.to_dict()) == spec(rewritten.to_diff_dict()) == spec(old)
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -293,7 +143,6 @@ def test_what_transformers_writes_of_qwen3_vl_is_read(config_class: Any) -> None
         ("attention_multiplier", 0.2),
         ("logits_scaling", 8.0),
         ("clip_qkv", 8.0),
-        ("use_qk_norm", True),
         ("no_rope_layers", [1, 1, 1, 0]),
         ("attention_chunk_size", 8192),
         ("alibi", True),
@@ -303,10 +152,99 @@ def test_what_transformers_writes_of_qwen3_vl_is_read(config_class: Any) -> None
     ],
 )
 def test_what_is_on_and_not_read_is_refused(name: str, setting: str, value: Any) -> None:
-    refuses(setting, ACCEPTED[name], **{setting: value})
+    refuses(setting, CONFIGS[name], **{setting: value})
     assert all(
-        spec(ACCEPTED[name], **{setting: off}) == spec(ACCEPTED[name]) for off in (None, False)
+        spec(CONFIGS[name], **{setting: off}) == spec(CONFIGS[name]) for off in (None, False)
     )
+
+
+OFF = {
+    "shared_expert_intermediate_size": 0,
+    "n_shared_experts": 0,
+    "num_nextn_predict_layers": 0,
+    "first_k_dense_replace": 0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0,
+    "use_parallel_residual": False,
+    "sparse_attention": {},
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1,
+    "rotary_pct": 1.0,
+    "attention_multiplier": None,
+}
+AGREED = {
+    "use_rope": True,
+    "is_causal": True,
+    "use_rms_norm": True,
+    "position_embedding_type": "rope",
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+}
+ELSEWHERE = {
+    "use_sdpa": True,
+    "use_flash_attn": True,
+    "_attn_implementation": "flash_attention_2",
+    "_attn_implementation_autoset": True,
+    "_flash_attn_2_enabled": True,
+    "use_fused_rope": True,
+    "attention_dropout": 0.1,
+    "moe_aux_loss_coef": 0.01,
+    "initializer_std": 0.02,
+    "image_token_index": 9,
+    "router_jitter_noise": 0.1,
+    "unsloth_version": "2025.9.1",
+}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_what_changes_nothing_is_let_pass(name: str) -> None:
+    inner = CONFIGS[name].get("text_config", CONFIGS[name])
+    agreed = {key: inner.get(value, value) for key, value in AGREED.items() if value is not True}
+    agreed |= {key: True for key, value in AGREED.items() if value is True}
+    for key, value in {**OFF, **agreed, **ELSEWHERE}.items():
+        if key in inner or (key == "shared_expert_intermediate_size" and "Moe" in name):
+            continue
+        if "text_config" in CONFIGS[name]:
+            changed = CONFIGS[name] | {"text_config": inner | {key: value}}
+        else:
+            changed = inner | {key: value}
+        assert spec(changed) == spec(CONFIGS[name]), key
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("use_rope", False),
+        ("is_causal", False),
+        ("use_rms_norm", False),
+        ("position_embedding_type", "alibi"),
+        ("no_bias", False),
+        ("no_rope_layers", [0] * 36),
+        ("num_layers", 35),
+        ("use_qk_norm", False),
+        ("qkv_bias", True),
+        ("kv_channels", 64),
+    ],
+)
+def test_what_contradicts_the_family_is_refused(setting: str, value: Any) -> None:
+    refuses(setting, QWEN_3, **{setting: value})
+
+
+@pytest.mark.parametrize("name", ["Qwen 3 8B", "Qwen 3 Coder 30B", "Gemma 3 1B"])
+def test_query_and_key_norms_are_what_the_family_has(name: str) -> None:
+    assert spec(CONFIGS[name], use_qk_norm=True) == spec(CONFIGS[name])
+    refuses("qk_norm", CONFIGS["Llama 3 8B"], qk_norm=True)
+
+
+def test_a_scale_is_off_at_one_and_a_size_at_zero() -> None:
+    assert is_off("logit_scale", 1.0)
+    assert not is_off("logit_scale", 0.0)
+    assert not is_off("attention_scale", 1.0)  # instead of 1 / sqrt(head_dim)
+    assert not is_off("scale_attention_weights", True)
+    assert is_off("n_memory_tokens", 0)
+    assert not is_off("n_memory_tokens", 1)
+    assert not is_elsewhere("output_multiplier")
+    assert not is_elsewhere("conv_kernel_size")
 
 
 def test_settings_inside_the_parts_of_a_config_are_watched_too() -> None:
@@ -319,9 +257,7 @@ def test_what_only_other_families_read_is_refused() -> None:
     refuses("num_experts", LLAMA, num_experts=8)
     refuses("scale_emb", LLAMA, scale_emb=12)
     refuses("query_pre_attn_scalar", QWEN_3, query_pre_attn_scalar=256)
-    refuses(
-        "shared_expert_intermediate_size", ACCEPTED["Qwen 3 MoE"], shared_expert_intermediate_size=8
-    )
+    refuses("shared_expert_intermediate_size", QWEN_3_MOE, shared_expert_intermediate_size=8)
 
 
 def test_quantized_real_configs_are_refused() -> None:

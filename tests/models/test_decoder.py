@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from nva.kernels import Compute, reference
+from nva.kernels import Compute
+from nva.kernels.cpu.device import PLAIN
 from nva.models import decoder
 from tests.checkpoints import CASES, MAX_MODEL_LEN
-from tests.models.parity import TOLERANCE, deviation, mutated, subject
+from tests.devices import mutated
+from tests.models.parity import TOLERANCE, deviation, subject
 
 
 def test_the_embedding_scale_is_rounded_as_gemmas(tmp_path: Path) -> None:
@@ -37,8 +39,6 @@ def test_decoder_traces_without_a_break(name: str, tmp_path: Path) -> None:
         return torch.compile(compute, fullgraph=True, dynamic=False, backend="eager")
 
     torch.compiler.reset()
-    traced = attrs.evolve(
-        subject(CASES[name], tmp_path), kernels=mutated(reference, compiled=compiled)
-    )
+    traced = attrs.evolve(subject(CASES[name], tmp_path), device=mutated(PLAIN, compiled=compiled))
     assert deviation(traced, MAX_MODEL_LEN) < TOLERANCE
     assert len(traces) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from nva.models import FAMILIES, ModelSpec
 from nva.models.registry import EMULATED, LOGITS, VERIFIED, read_model
+from nva.models.rope import Linear, RopeSpec, Yarn
 from nva.models.spec import ExpertSpec
 from tests import checkpoints
 from tests.checkpoints import SIZES
@@ -58,15 +59,20 @@ def test_an_unknown_activation_is_refused() -> None:
     assert spec(hidden_act="swish") == spec(hidden_act="silu")
     assert spec(hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
     refuses(
-        "activation 'gelu' is not known; known are silu, swish, gelu_pytorch_tanh",
+        "hidden_act = 'gelu'; it must be one of silu, swish, gelu_pytorch_tanh",
         hidden_act="gelu",
     )
-    refuses("experts have silu gates", "Qwen3Moe", hidden_act="gelu_pytorch_tanh", **MOE)
+    refuses(
+        "hidden_act = .* silu or swish, since experts have silu gates",
+        "Qwen3Moe",
+        hidden_act="gelu_pytorch_tanh",
+        **MOE,
+    )
 
 
 def test_settings_that_change_attention_and_are_not_implemented_are_refused() -> None:
     assert spec(rope_interleaved=False) == spec()
-    refuses("sets rope_interleaved, which nva doesn't implement", rope_interleaved=True)
+    refuses("sets rope_interleaved to True, which nva doesn't implement", rope_interleaved=True)
     refuses("sets query_pre_attn_scalar", query_pre_attn_scalar=256)
     refuses("sets use_bidirectional_attention", "Gemma3", use_bidirectional_attention=True, **GEMMA)
     refuses("sets final_logit_softcapping", "Gemma3", final_logit_softcapping=30.0, **GEMMA)
@@ -86,8 +92,8 @@ def test_sizes_that_make_no_model_are_refused() -> None:
     refuses("num_hidden_layers = '2'; it must be a whole number", num_hidden_layers="2")
     refuses("num_attention_heads = 0", num_attention_heads=0)
     refuses("6 query heads can't share 4 key-value heads evenly", num_key_value_heads=4)
-    refuses("vocab_size is -3", vocab_size=-3)
-    refuses("norm_eps is nan", rms_norm_eps=float("nan"))
+    refuses("vocab_size = -3; it must be a whole number of at least 1", vocab_size=-3)
+    refuses("rms_norm_eps = nan; it must be a finite number above 0", rms_norm_eps=float("nan"))
     refuses("the rope turns 7 numbers of each head; it takes an even number", head_dim=7)
 
 
@@ -115,7 +121,7 @@ def test_windows_of_qwen(family: str) -> None:
     kinds = ["sliding_attention", "full_attention"]
     assert spec(family, **given, use_sliding_window=True, layer_types=kinds).windows == (7, None)
     refuses(
-        "has sliding_attention layers, but config.json sets no sliding window",
+        "has sliding_attention in layer_types, but config.json sets no sliding window",
         family,
         **given,
         layer_types=kinds,
@@ -125,7 +131,9 @@ def test_windows_of_qwen(family: str) -> None:
         family,
         layer_types=["linear_attention"] * 2,
     )
-    refuses("has 1 layer_types for 2 layers", family, layer_types=["full_attention"])
+    refuses(
+        "has 1 layer_types for num_hidden_layers = 2 layers", family, layer_types=["full_attention"]
+    )
 
 
 def test_windows_of_llama_and_mistral() -> None:
@@ -134,8 +142,8 @@ def test_windows_of_llama_and_mistral() -> None:
     refuses(
         "no 'sliding_window', which MistralForCausalLM needs", "Mistral", without="sliding_window"
     )
-    refuses("LlamaForCausalLM has no sliding window, but config.json sets one", sliding_window=5)
-    refuses("sliding windows are {-4}", "Mistral", sliding_window=-4)
+    refuses("sliding_window = 5; it must be null, since LlamaForCausalLM", sliding_window=5)
+    refuses("sliding_window = -4; it must be a whole", "Mistral", sliding_window=-4)
 
 
 def test_layers_and_scales_of_gemma() -> None:
@@ -149,7 +157,7 @@ def test_layers_and_scales_of_gemma() -> None:
     scaled = spec(
         "Gemma3", num_hidden_layers=6, rope_scaling={"rope_type": "linear", "factor": 8.0}, **GEMMA
     )
-    assert [rope.kind for rope in scaled.ropes] == ["default", "linear"]
+    assert [type(rope) for rope in scaled.ropes] == [RopeSpec, Linear]
     for name in ("query_pre_attn_scalar", "sliding_window", "head_dim", "rope_local_base_freq"):
         refuses(f"no '{name}', which Gemma3ForCausalLM needs", "Gemma3", without=name, **GEMMA)
 
@@ -183,7 +191,11 @@ def test_experts_of_qwen() -> None:
         "no 'norm_topk_prob', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "norm_topk_prob", **MOE
     )
     refuses("no 'num_experts', which Qwen3MoeForCausalLM needs", "Qwen3Moe", "num_experts", **MOE)
-    refuses("5 experts a token, but there are 4", "Qwen3Moe", **{**MOE, "num_experts_per_tok": 5})
+    refuses(
+        "num_experts_per_tok = 5; it must be a whole number of at most 4",
+        "Qwen3Moe",
+        **{**MOE, "num_experts_per_tok": 5},
+    )
     refuses(
         "decoder_sparse_step = 0; it must be a whole number",
         "Qwen3Moe",
@@ -203,7 +215,7 @@ def test_windows_of_qwen_with_experts() -> None:
         None,
     )
     refuses(
-        "no 'layer_types', which Qwen2MoeForCausalLM needs",
+        "use_sliding_window = True; it must be false, since layer_types isn't given",
         "Qwen2Moe",
         **given,
         use_sliding_window=True,
@@ -212,7 +224,7 @@ def test_windows_of_qwen_with_experts() -> None:
 
 def test_ropes_are_read_in_every_spelling() -> None:
     flat = spec(rope_scaling=YARN)
-    assert flat.ropes[0].kind == "yarn"
+    assert isinstance(flat.ropes[0], Yarn)
     assert spec(rope_scaling={**YARN, "rope_type": "yarn", "beta_fast": None}) == flat
     new = {**YARN, "rope_theta": 1e4, "rope_type": "yarn"}
     assert spec(rope_theta=None, rope_parameters=new) == flat
@@ -222,7 +234,7 @@ def test_ropes_are_read_in_every_spelling() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     }
     ropes = spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).ropes
-    assert [(rope.kind, rope.theta) for rope in ropes] == [("yarn", 1e4), ("default", 100.0)]
+    assert [(type(rope), rope.theta) for rope in ropes] == [(Yarn, 1e4), (RopeSpec, 100.0)]
     assert spec("Qwen3", rope_theta=None, rope_parameters=nested, **window).rope_ids == (0, 1)
     assert flat.rope_ids == (0, 0)
 
@@ -245,7 +257,8 @@ def test_ropes_that_are_not_understood_are_refused() -> None:
     refuses("factor is -1.0; give a finite number", rope_scaling={"type": "linear", "factor": -1.0})
     factors = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 3}
     refuses(
-        r"have \(4, 3\) numbers; a rope of 8 takes 4", rope_scaling={"type": "longrope", **factors}
+        r"have \(4, 3\) numbers; for .* = 8, each takes 4",
+        rope_scaling={"type": "longrope", **factors},
     )
 
 

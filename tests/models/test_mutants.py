@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from nva.kernels import reference
+from nva.kernels.cpu.device import PLAIN
 from nva.models import rope
 from tests.checkpoints import CASES
-from tests.models.parity import TOLERANCE, Subject, deviation, mutated, subject
+from tests.devices import mutated
+from tests.models.parity import TOLERANCE, Subject, deviation, subject
 
 CHUNKS = (1, 5, 36)
 REFUSED = 10 * TOLERANCE  # far above: rounding can't be what was caught
@@ -55,17 +57,24 @@ def test_softmax_scale_off_by_5_percent(build) -> None:
 )
 def test_rope_kind_swapped(build, case: str, other: str) -> None:
     sound = build(case)
-    ropes = tuple(
-        attrs.evolve(spec, kind=other, factor=max(2.0, spec.factor)) for spec in sound.spec.ropes
-    )
+    ropes = tuple(as_kind(spec, other) for spec in sound.spec.ropes)
     assert_caught(attrs.evolve(sound, spec=attrs.evolve(sound.spec, ropes=ropes)))
+
+
+def as_kind(spec: rope.RopeSpec, kind: str) -> rope.RopeSpec:
+    """A rope of another kind, with the settings that both have, and a factor of at least 2."""
+    fields = attrs.fields_dict(rope.KINDS[kind])
+    settings = attrs.asdict(spec)
+    settings["factor"] = max(2.0, settings.get("factor") or 0.0)
+    return rope.KINDS[kind](**{name: settings[name] for name in fields if name in settings})
 
 
 @pytest.mark.parametrize("case", ["llama-yarn", "qwen2-longrope"])
 def test_rope_attention_factor_left_out(build, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = build(case)
-    frequencies = rope.rope_frequencies
-    monkeypatch.setattr(rope, "rope_frequencies", lambda *args: (frequencies(*args)[0], 1.0))
+    kind = type(sound.spec.ropes[0])
+    frequencies = kind.frequencies
+    monkeypatch.setattr(kind, "frequencies", lambda *args: (frequencies(*args)[0], 1.0))
     assert_caught(sound)
 
 
@@ -149,7 +158,7 @@ def test_key_value_heads_grouped_wrongly(build, case: str) -> None:
     def interleaved(q: Tensor, *args, **options) -> Tensor:
         return reference.attention(q[:, order], *args, **options)[:, order.argsort()]
 
-    assert_caught(attrs.evolve(sound, kernels=mutated(reference, attention=interleaved)))
+    assert_caught(attrs.evolve(sound, device=mutated(PLAIN, attention=interleaved)))
 
 
 def test_keys_cached_before_the_rope(build) -> None:
@@ -158,7 +167,7 @@ def test_keys_cached_before_the_rope(build) -> None:
     def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return reference.rotary(q, k, cos, sin)[0], k
 
-    assert_caught(attrs.evolve(sound, kernels=mutated(reference, rotary=rotary)))
+    assert_caught(attrs.evolve(sound, device=mutated(PLAIN, rotary=rotary)))
 
 
 def test_gate_and_up_swapped(build) -> None:
@@ -167,7 +176,7 @@ def test_gate_and_up_swapped(build) -> None:
     def silu_mul(x: Tensor) -> Tensor:
         return reference.silu_mul(torch.cat(x.chunk(2, -1)[::-1], -1))
 
-    assert_caught(attrs.evolve(sound, kernels=mutated(reference, silu_mul=silu_mul)))
+    assert_caught(attrs.evolve(sound, device=mutated(PLAIN, silu_mul=silu_mul)))
 
 
 def with_experts(sound: Subject, **changed: Any) -> Subject:
@@ -210,7 +219,7 @@ def test_tokens_put_back_in_another_order(build) -> None:
         return reference.moe(x, *args).roll(1, 0)
 
     sound = build("qwen3_moe")
-    assert_caught(attrs.evolve(sound, kernels=mutated(reference, moe=moe)), chunks=(5, 36))
+    assert_caught(attrs.evolve(sound, device=mutated(PLAIN, moe=moe)), chunks=(5, 36))
 
 
 @pytest.mark.parametrize(

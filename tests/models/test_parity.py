@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from nva.forward import make_forward
-from nva.kernels import reference
-from nva.kernels.cpu import operators
+from nva.kernels.cpu.device import PLAIN
+from nva.kernels.cpu.operators import COMPILED
 from nva.models import load_checkpoint
 from nva.state.plan import Batch
 from tests.checkpoints import CASES, LLAMA3, MAX_MODEL_LEN, build
@@ -31,17 +31,15 @@ from tests.models.parity import (
 
 
 def case_id(pair: Any) -> str:
-    return f"{pair[0]}-{pair[1].__name__.rpartition('.')[2]}"
+    return f"{pair[0]}-{'plain' if pair[1] is PLAIN else 'compiled'}"
 
 
-@pytest.fixture(
-    scope="module", params=itertools.product(CASES, (reference, operators)), ids=case_id
-)
+@pytest.fixture(scope="module", params=itertools.product(CASES, (PLAIN, COMPILED)), ids=case_id)
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    name, kernels = request.param
-    yield subject(CASES[name], tmp_path_factory.mktemp(name), kernels)
+    name, device = request.param
+    yield subject(CASES[name], tmp_path_factory.mktemp(name), device)
 
 
 def test_whole_prefill(case: Subject) -> None:
@@ -78,7 +76,7 @@ def test_llama_3_at_positions_beyond_100_000(tmp_path: Path) -> None:
     with torch.inference_mode():
         ids = torch.tensor(rows[0])[None]
         expected = model(ids, position_ids=far + torch.arange(30)[None], use_cache=False).logits[0]
-    forward = make_forward(checkpoint.spec, attrs.evolve(LIMITS, max_model_len=131_072), reference)
+    forward = make_forward(checkpoint.spec, attrs.evolve(LIMITS, max_model_len=131_072), PLAIN)
     kv, found = poisoned_kv(checkpoint.spec), []
     for batch, _ in batches(rows, chunk=7):
         arrays = {

@@ -20,9 +20,9 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from nva.kernels import reference
+from nva.kernels.reference import KERNELS as REFERENCE
 from nva.models import load_checkpoint, random_params
-from nva.models.checkpoint import SINGLE
+from nva.models.files import SINGLE
 from nva.models.registry import read_model
 from nva.models.vision import encode_image
 from nva.state.media import Image, Media, Placed, image, media
@@ -83,7 +83,7 @@ def build(folder: Path, has_experts: bool = False, **text: Any) -> PreTrainedMod
     text = {**TEXT, **text}
     if has_experts:
         config = Qwen3VLMoeConfig(
-            text_config={**text, **MOE}, vision_config=VISION, tie_word_embeddings=True, **TOKENS
+            text_config={**MOE, **text}, vision_config=VISION, tie_word_embeddings=True, **TOKENS
         )
     else:
         config = Qwen3VLConfig(text_config=text, vision_config=VISION, **TOKENS)
@@ -168,16 +168,21 @@ def test_logits_with_experts_are_transformers(moe_subject: Subject, chunk: int) 
     assert deviation(moe_subject, chunk) < TOLERANCE
 
 
-def test_experts_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
-    """Turned, where transformers 5 writes them like other weights."""
-    build(tmp_path, has_experts=True)
+@pytest.mark.parametrize("inner", [20, 24, 48])
+def test_experts_are_read_as_the_hub_has_them(inner: int, tmp_path: Path) -> None:
+    """Turned, where transformers 5 writes them like other weights. With 24, gate and up together are
+    square, with 48 it is down: then the other tells."""
+    model = build(tmp_path, has_experts=True, moe_intermediate_size=inner)
     _, expected = load_checkpoint(tmp_path)
     tensors = load_file(tmp_path / SINGLE)
     turned = {
         name: tensor.mT.contiguous() if ".experts." in name else tensor
         for name, tensor in tensors.items()
     }
-    assert turned["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape == (6, 48, 40)
+    assert turned["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape[1] == 48
+    theirs = model.model.language_model.layers[2].mlp.experts
+    assert torch.equal(expected["layers"][2]["experts_gate_up"], theirs.gate_up_proj)
+    assert torch.equal(expected["layers"][2]["experts_down"], theirs.down_proj)
     save_file(turned, tmp_path / SINGLE, metadata={"format": "pt"})
     _, found = load_checkpoint(tmp_path)
     for name in ("experts_gate_up", "experts_down"):
@@ -269,15 +274,20 @@ def refuses(
 def test_what_is_refused() -> None:
     rope = TEXT["rope_parameters"]
     refuses(
-        "mrope_section .*; Qwen3-VL takes three, with mrope_interleaved",
+        "mrope_section .*; Qwen3-VL takes three whole numbers, with mrope_interleaved",
         {"rope_parameters": {"rope_theta": 1.0}},
     )
     refuses("with mrope_interleaved", {"rope_parameters": {**rope, "mrope_interleaved": False}})
-    refuses("hidden_act 'silu' is not known", vision={"hidden_act": "silu"})
+    refuses(
+        "vision_config.hidden_act = 'silu'; it must be one of gelu_pytorch_tanh",
+        vision={"hidden_act": "silu"},
+    )
     refuses(
         "the vision tower gives 40 numbers, the text model takes 48", vision={"out_hidden_size": 40}
     )
-    refuses("4 heads of a vision tower 36 wide", vision={"hidden_size": 36})
+    refuses(
+        "hidden_size = 36; it must be a multiple of 4 for each head", vision={"hidden_size": 36}
+    )
     refuses(
         "rope type 'default' of the vision tower",
         vision={"rope_parameters": {"rope_type": "default"}},
@@ -303,7 +313,7 @@ def test_the_tower_in_half_types_differs_by_rounding(subject: Subject, dtype: to
     narrow = torch.utils._pytree.tree_map(lambda tensor: tensor.to(dtype), params)
     seen = picture(np.random.default_rng(0), 3, 2)
     whole, half = (
-        encode_image(subject.spec.vision, reference, each, seen, torch.device("cpu"))
+        encode_image(subject.spec.vision, REFERENCE, each, seen, torch.device("cpu"))
         for each in (params, narrow)
     )
     assert half.dtype == dtype

@@ -11,7 +11,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from nva.models.rope import read_rope, rope_frequencies, rope_table
+from nva.models.hf_config import Config
+from nva.models.read_rope import read_rope
+from nva.models.rope import RopeSpec, rope_table
 
 LONG = {
     "short_factor": [1.0 + i / 50 for i in range(64)],
@@ -51,6 +53,10 @@ ROPES = {
 }
 
 
+def read(config: dict[str, Any], head_dim: int) -> RopeSpec:
+    return read_rope(Config(config), head_dim, "full_attention")
+
+
 @pytest.mark.parametrize("max_model_len", [2048, 131072, 200_000])
 @pytest.mark.parametrize("name", ROPES)
 def test_frequencies_are_transformers(name: str, max_model_len: int) -> None:
@@ -64,17 +70,15 @@ def test_frequencies_are_transformers(name: str, max_model_len: int) -> None:
     expected, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](
         config, torch.device("cpu"), seq_len=max_model_len
     )
-    rope = read_rope(
-        {"rope_parameters": settings, "max_position_embeddings": 131072}, 128, "full_attention"
-    )
-    found, found_scale = rope_frequencies(rope, max_model_len)
+    rope = read({"rope_parameters": settings, "max_position_embeddings": 131072}, 128)
+    found, found_scale = rope.frequencies(max_model_len)
     torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
     assert found_scale == pytest.approx(scale)
 
 
 def test_a_table_holds_the_cosine_and_sine_of_every_position() -> None:
     config = {"rope_theta": 100.0, "max_position_embeddings": 50}
-    cos, sin = rope_table(read_rope(config, 4, "full_attention"), 50)
+    cos, sin = rope_table(read(config, 4), 50)
     angles = torch.arange(50.0, dtype=torch.float64)[:, None] * torch.tensor(
         [1.0, 0.1], dtype=torch.float64
     )
@@ -93,6 +97,6 @@ def test_llama_3_1_at_positions_beyond_100_000() -> None:
     )
     positions = torch.arange(100_000, 131_072)
     expected = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    rope = read_rope(config.to_dict(), 128, "full_attention")
+    rope = read(config.to_dict(), 128)
     for found, theirs in zip(rope_table(rope, 131_072), expected, strict=True):
         torch.testing.assert_close(found[positions].repeat(1, 2), theirs[0], atol=1e-6, rtol=0)

@@ -7,7 +7,7 @@ import torch
 
 from nva.kernels import Kernels
 from nva.models import ModelSpec, Params
-from nva.models.params import Shapes, build_params
+from nva.models.params import Param, build_params
 from nva.models.registry import read_model
 
 BASE = {
@@ -147,9 +147,9 @@ def tiny_params(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype = torch.fl
     show."""
     generator = torch.Generator().manual_seed(1)
 
-    def make(name: str, layer: int | None, shapes: Shapes) -> torch.Tensor:
-        empty = torch.empty(sum(part[0] for part in shapes), *shapes[0][1:], dtype=dtype)
-        if name.endswith("norm"):
+    def make(name: str, layer: int | None, param: Param) -> torch.Tensor:
+        empty = torch.empty(param.shape, dtype=dtype)
+        if param.kind in ("norm", "layer_norm"):
             return empty.uniform_(0.5, 1.5, generator=generator)
         return empty.normal_(0, 0.2, generator=generator)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nva.kernels.npu import graph, operators
+from nva.kernels.npu import devices, graph
 from nva.state.limits import Limits
 
 
@@ -33,4 +33,4 @@ def test_buckets(max_batched_tokens, max_rows, max_model_len):
 
 
 def test_eager_mode_has_none():
-    assert operators.buckets(2048, 256, 4096) == ((), ())
+    assert devices.EAGER.buckets(2048, 256, 4096) == ((), ())

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchair
 
-from nva.kernels import custom
+from examples import custom_operator as custom
 from tests.npu import emulation, lowering
 
 assert emulation.OPERATORS, "importing it gives the operators their CPU meaning"

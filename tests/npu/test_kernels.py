@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from nva.kernels import Layout, reference
 from nva.kernels.npu import operators
 from tests.kernels.cases import MoeCase, moe_cases
-from tests.npu import emulation
+from tests.npu import emulation, here
 from tests.npu.test_meaning import Altered
 
-BLOCK = operators.block_size
+BLOCK = here.EAGER.block_size
 few = settings(max_examples=30, deadline=None)
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**32 - 1)

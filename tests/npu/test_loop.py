@@ -12,12 +12,13 @@ import torch
 
 import nva
 from nva import forward
-from nva.kernels.npu import device, operators
+from nva.kernels.npu import device, devices, operators
 from nva.loading.check import self_check
 from nva.loading.warm_up import shapes
 from nva.models.registry import EMULATED, VERIFIED
 from nva.steps.pack import pack
-from tests.npu import lowering
+from tests.devices import mutated
+from tests.npu import here, lowering
 from tests.npu.models import CONFIGS, tiny_spec
 from tests.test_images import picture, prompt, servable, text
 
@@ -97,8 +98,8 @@ def test_a_device_that_computes_nonsense_is_refused(demo_model, emulated_device,
         out = whole(q, *args)
         return torch.where(torch.arange(len(q))[:, None, None] > 512, out.mean(0), out)
 
-    monkeypatch.setattr(operators, "attention", forgetful)
-    with pytest.raises(RuntimeError, match="computes something else than the reference"):
+    monkeypatch.setattr(devices, "EAGER", mutated(devices.EAGER, attention=forgetful))
+    with pytest.raises(nva.DeviceError, match="computes something else than the reference"):
         nva.load(str(demo_model), device="npu", dtype="bfloat16", graph="eager")
 
 
@@ -170,8 +171,8 @@ def test_images_and_texts_together(seeing_model, emulated_device, monkeypatch, g
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_passes_the_check_at_start(name):
-    for dtype in operators.dtypes:
-        self_check(tiny_spec(name), operators, dtype, torch.device("cpu"))
+    for dtype in here.EAGER.dtypes:
+        self_check(tiny_spec(name), here.EAGER, dtype)
 
 
 def test_every_family_that_claims_it_has_a_model_in_these_tests():

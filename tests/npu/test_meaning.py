@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from nva.forward import make_forward
-from nva.kernels import reference
+from nva.kernels.cpu.device import PLAIN
 from nva.kernels.npu import operators
 from nva.models import load_params, open_checkpoint
-from tests.npu import emulation, folds, models
+from tests.devices import mutated
+from tests.npu import emulation, folds, here, models
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
 
@@ -23,10 +24,10 @@ def compare(name, dtype=torch.float32, tested_spec=None, **changes):
     limits = folds.limits_for(spec, **changes)
     sides = [
         folds.Side(
-            forward=make_forward(each, limits, kernels),
-            params=models.tiny_params(spec, kernels, dtype),
+            forward=make_forward(each, limits, device),
+            params=models.tiny_params(spec, device.kernels, dtype),
         )
-        for each, kernels in ((spec, reference), (tested_spec or spec, operators))
+        for each, device in ((spec, PLAIN), (tested_spec or spec, here.EAGER))
     ]
     return folds.compare(spec, limits, *sides, folds.requests_for(spec), dtype)
 
@@ -67,10 +68,10 @@ def test_the_real_models_logits_are_the_references(demo_model):
     limits = folds.limits_for(checkpoint.spec)
     sides = [
         folds.Side(
-            forward=make_forward(checkpoint.spec, limits, kernels),
-            params=load_params(checkpoint, torch.float32, kernels=kernels),
+            forward=make_forward(checkpoint.spec, limits, device),
+            params=load_params(checkpoint, torch.float32, kernels=device.kernels),
         )
-        for kernels in (reference, operators)
+        for device in (PLAIN, here.EAGER)
     ]
     with emulation.fp32_arithmetic():
         report = folds.compare(checkpoint.spec, limits, *sides, folds.requests_for(checkpoint.spec))
@@ -82,12 +83,17 @@ ALL_ACTIVE = (
 )
 
 
-@pytest.mark.parametrize("dtype", operators.dtypes)
+@pytest.mark.parametrize("dtype", here.EAGER.dtypes)
 @pytest.mark.parametrize("name", ["qwen2", ALL_ACTIVE, "gemma3", "minicpm4", models.SEEING])
 def test_half_types_are_taken_as_they_are(name, dtype):
     """All limits on types hold, and rounding alone, a norm's in another order, tells the two
     apart."""
     assert compare(name, dtype).deviation < 0.4
+
+
+def replace(patch, **functions):
+    """The device with some of its functions, or of its kernels, replaced."""
+    patch.setattr(here, "EAGER", mutated(here.EAGER, **functions))
 
 
 class Altered:
@@ -170,9 +176,7 @@ def window_one_wider(patch):
 
 def residual_is_the_norm(patch):
     whole = operators.add_rms_norm
-    patch.setattr(
-        operators, "add_rms_norm", lambda *args, **options: (whole(*args, **options)[0],) * 2
-    )
+    replace(patch, add_rms_norm=lambda *args, **options: (whole(*args, **options)[0],) * 2)
 
 
 def slots_off_by_one(patch):
@@ -186,7 +190,7 @@ def another_epsilon(patch):
 
 
 def copies_left_out(patch):
-    patch.setattr(operators, "copy_blocks", lambda *_: None)
+    replace(patch, copy_blocks=lambda *_: None)
 
 
 GROUPED = "npu_grouped_matmul"
@@ -220,11 +224,11 @@ def normalized(is_normalized):
     def moe(x, logits, gate_up, down, n_active, normalize, is_padding):
         return with_weights(x, logits, gate_up, down, n_active, is_normalized, is_padding)
 
-    return lambda patch: patch.setattr(operators, "moe", moe)
+    return lambda patch: replace(patch, moe=moe)
 
 
 def unit_offset_left_out(patch):
-    patch.setattr(operators, "pack_norm", lambda weight, unit_offset: weight)
+    replace(patch, pack_norm=lambda weight, unit_offset: weight)
 
 
 WINDOWED, MOE = "mistral, a window of 100", "qwen3 moe, the first layer dense"

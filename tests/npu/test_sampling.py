@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nva.kernels.npu import sampling
-from nva.state.request import SAMPLING
-from nva.steps.sample import filter_gaps
+from nva.state.request import ROW_PARAMS
+from nva.steps.filters import filter_gaps
 from tests.npu import emulation
 
 assert emulation.OPERATORS, "importing it gives the operators their CPU meaning"
@@ -18,7 +18,7 @@ N_TOKENS = 1500
 
 def params_of(**columns):
     n = max(len(values) for values in columns.values())
-    params = np.zeros(n, SAMPLING)
+    params = np.zeros(n, ROW_PARAMS)
     params["top_p"] = 1
     for name, values in columns.items():
         params[name] = values

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from nva.kernels import Layout
-from nva.kernels.npu import ge, operators
 from nva.models import random_params
 from nva.models.decoder import Inputs, decode, rope_axes, rope_tables
 from nva.models.vision import encode_patches, place_patches
 from tests.npu import emulation, models
 from tests.npu.expected import n_levels
+from tests.npu.here import EAGER, GE
 
 ATTENTION = "npu_fused_infer_attention_score_v2"
 COMMON = {"npu::npu_add_rms_norm", "npu::npu_rms_norm", "npu::npu_rotary_mul"}
@@ -27,8 +27,8 @@ ROUTED = {
     "npu::npu_moe_finalize_routing", "npu::npu_swiglu",
 }  # fmt: skip
 CALLS = {
-    "operators": (operators, {f"npu::{ATTENTION}", "npu::npu_scatter_nd_update_"}),
-    "ge": (ge, {f"air::{ATTENTION}", "npu::npu_scatter_pa_kv_cache"}),
+    "operators": (EAGER, {f"npu::{ATTENTION}", "npu::npu_scatter_nd_update_"}),
+    "ge": (GE, {f"air::{ATTENTION}", "npu::npu_scatter_pa_kv_cache"}),
 }
 N_TOKENS, N_ROWS, N_LOGITS = 16, 5, 3
 
@@ -86,9 +86,9 @@ def meta_params(spec, kernels, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", models.CONFIGS)
 def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
-    spec, kernels = models.tiny_spec(name), CALLS[mode][0]
+    spec, kernels = models.tiny_spec(name), CALLS[mode][0].kernels
     params = meta_params(spec, kernels, dtype)
-    shape = (9, operators.block_size, spec.n_kv_heads, spec.head_dim)
+    shape = (9, EAGER.block_size, spec.n_kv_heads, spec.head_dim)
     caches = tuple(
         (torch.empty(shape, dtype=dtype, device="meta"),) * 2 for _ in range(spec.n_layers)
     )
@@ -102,11 +102,11 @@ def test_a_forward_fits_schemas_and_shape_inference(name, dtype, mode):
 @pytest.mark.parametrize("name", [name for name in models.CONFIGS if models.tiny_spec(name).vision])
 def test_a_vision_tower_fits_too(name, dtype):
     spec = models.tiny_spec(name)
-    params = meta_params(spec, operators, dtype)["vision"]
+    params = meta_params(spec, EAGER.kernels, dtype)["vision"]
     patches = torch.empty(6 * 7 * 4, 96, dtype=dtype, device="meta")
     with Recorder() as recorder:
         at = place_patches(spec.vision, 6, 7, torch.device("meta"))
-        features = encode_patches(spec.vision, operators, params, patches, at)
+        features = encode_patches(spec.vision, EAGER.kernels, params, patches, at)
     assert (features.shape, features.dtype) == ((n_levels(spec), 6 * 7, spec.hidden_size), dtype)
     assert recorder.names == {f"npu::{ATTENTION}", "npu::npu_rotary_mul"}
 
@@ -114,7 +114,7 @@ def test_a_vision_tower_fits_too(name, dtype):
 def test_block_copies_fit_too():
     caches = [torch.empty(9, 128, 2, 32, dtype=torch.bfloat16, device="meta") for _ in range(2)]
     with Recorder() as recorder:
-        operators.copy_blocks(*caches, torch.empty(3, 2, dtype=torch.int32, device="meta"))
+        EAGER.kernels.copy_blocks(*caches, torch.empty(3, 2, dtype=torch.int32, device="meta"))
     assert recorder.names == {"npu::npu_scatter_nd_update_"}
 
 
@@ -122,7 +122,7 @@ def test_sinks_fit_too():
     q = torch.empty(N_TOKENS, 4, 64, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(9, 128, 2, 64, dtype=torch.bfloat16, device="meta")
     sinks = torch.empty(4, dtype=torch.bfloat16, device="meta")
-    for kernels, window in itertools.product((operators, ge), (None, 37)):
+    for kernels, window in itertools.product((EAGER.kernels, GE.kernels), (None, 37)):
         spec = models.tiny_spec("llama")
         lengths = meta_inputs(spec, kernels, cache).attention
         assert kernels.attention(q, cache, cache, lengths, 0.1, window, sinks).shape == q.shape

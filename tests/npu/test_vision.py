@@ -20,7 +20,7 @@ from nva.models.vision import encode_patches, place_patches
 from tests.npu import emulation, folds, lowering, models
 from tests.npu.models import SEEING
 from tests.npu.test_kernels import few, normal, same, seeds, sizes
-from tests.npu.test_meaning import ATTENTION, TOLERANCE, Altered, compare
+from tests.npu.test_meaning import ATTENTION, TOLERANCE, Altered, compare, replace
 
 
 @few
@@ -52,7 +52,7 @@ def in_tower(name, faulty):
     def kernel(q, k, *rest):
         return (faulty if q.shape[1] == k.shape[1] else whole)(q, k, *rest)
 
-    return lambda patch: patch.setattr(operators, name, kernel)
+    return lambda patch: replace(patch, **{name: kernel})
 
 
 def altered_features(alter):
@@ -64,7 +64,7 @@ def altered_features(alter):
 
         return run
 
-    return lambda patch: patch.setattr(operators, "compiled", compiled)
+    return lambda patch: replace(patch, compiled=compiled)
 
 
 FAULTS = {
@@ -145,11 +145,12 @@ def test_a_tower_can_be_compiled(dtype, tolerance):
     )
     patches = torch.tensor(picture.patches, dtype=dtype)
     params = [
-        models.tiny_params(SPEC, kernels, dtype)["vision"] for kernels in (reference, operators)
+        models.tiny_params(SPEC, kernels, dtype)["vision"]
+        for kernels in (reference.KERNELS, operators.KERNELS)
     ]
-    expected = encode_patches(SPEC.vision, reference, params[0], patches, at)
+    expected = encode_patches(SPEC.vision, reference.KERNELS, params[0], patches, at)
     with torch.inference_mode(), emulation.fp32_arithmetic(), lowering.caught() as found:
-        out = graph.compiled_ge(functools.partial(encode_patches, SPEC.vision, operators))(
+        out = graph.compiled_ge(functools.partial(encode_patches, SPEC.vision, operators.KERNELS))(
             params[1], patches, at
         )
     assert float((out - expected).abs().max() / expected.std()) < tolerance

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nva.state.blocks import empty_blocks
-from nva.state.columns import (
-    Lookup,
+from nva.state.columns import evolve, freeze, write
+from nva.state.limits import Limits
+from nva.state.lookup import Lookup
+from nva.state.table import (
     append_entries,
     empty_table,
     entries_at,
     entries_of,
-    evolve,
-    freeze,
     replace_entries,
-    write,
 )
-from nva.state.limits import Limits
 
 
 def test_the_newest_owner_appends_in_place_and_an_older_one_moves() -> None:

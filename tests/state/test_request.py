@@ -8,28 +8,44 @@ import attrs
 import numpy as np
 import pytest
 
+from nva.state.checks import is_list
 from nva.state.limits import Limits
 from nva.state.request import DEFAULTS, Request, SamplingParams, request, sampling_of
 
 BAD = {
-    "temperature": (-1, math.nan, math.inf, "hot", True, 1e39, 10**400),
-    "top_k": (-2, 1.5),
-    "top_p": (0, 1.01, math.nan),
+    "temperature": (-1, math.nan, math.inf, "hot", "1", True, np.True_, 1e39, 10**400, [1.0]),
+    "top_k": (-2, -2.0, 1.5, "50", True, np.True_, math.nan, math.inf, 2.0**63, [50]),
+    "top_p": (0, 0.0, 1.01, math.nan, "0.9", False),
     "min_p": (-0.1, 2),
-    "max_tokens": (0, -1, 2.5, 2**63),
-    "min_tokens": (-1,),
-    "n": (0, 1.0),
-    "seed": (-1, 2**64, "x"),
+    "max_tokens": (0, -1, 2.5, 2**63, 1e30, "20", np.float32(0.5)),
+    "min_tokens": (-1, None),
+    "n": (0, 1.5, None, True),
+    "seed": (-1, 2**64, "x", 0.5),
     "logprobs": (-1,),
     "prompt_logprobs": (-1,),
     "repetition_penalty": (0, math.nan, 1e39),
     "presence_penalty": (math.inf, 1e39, -1e39),
     "frequency_penalty": (math.nan, 1e39, -1e39),
     "stop": ("", ["a", ""], [1], 5, 0, b"a", {"a": 1}),
-    "stop_token_ids": ([-1], ["a"], 5, 0, "a", [True]),
-    "logit_bias": ({-1: 0.0}, {0: math.nan}, {0: 10**400}, {0: True}, [1, 2], 5, "a"),
-    "ignore_eos": ("no",),
-    "priority": (math.nan,),
+    "stop_token_ids": ([-1], ["a"], 5, 0, "a", [True], [1.5], [None], [[1]]),
+    "logit_bias": (
+        {-1: 0.0},
+        {0: math.nan},
+        {0: 10**400},
+        {0: True},
+        {"a": 1.0},
+        {"-1": 1.0},
+        {"": 1.0},
+        {"9" * 5000: 1.0},
+        {1.5: 1.0},
+        {0: "1"},
+        {0: None},
+        [1, 2],
+        5,
+        "a",
+    ),
+    "ignore_eos": ("no", 1, None),
+    "priority": (math.nan, None),
 }
 
 
@@ -96,6 +112,62 @@ def test_numbers_of_numpy_become_pythons() -> None:
         *params.logit_bias.items(),
     )
     assert repr(found) == "(0.5, 3, 3, 4, (5, 1.5))"
+
+
+def test_whole_numbers_are_taken_as_json_writes_them() -> None:
+    found = SamplingParams(
+        top_k=50.0,
+        max_tokens=np.float64(20),
+        min_tokens=2.0,
+        n=1.0,
+        seed=7.0,
+        logprobs=3.0,
+        stop_token_ids=[2.0],
+        logit_bias={"5": 1, 6.0: 2},
+        ignore_eos=np.True_,
+    )
+    expected = SamplingParams(
+        top_k=50,
+        max_tokens=20,
+        min_tokens=2,
+        n=1,
+        seed=7,
+        logprobs=3,
+        stop_token_ids=[2],
+        logit_bias={5: 1, 6: 2},
+        ignore_eos=True,
+    )
+    assert found == expected
+    assert repr(found) == repr(expected)
+    assert SamplingParams(top_k=-1.0).top_k == 0
+
+
+@pytest.mark.parametrize("tag", [{"user": "ann"}, np.zeros(3), 12.5, "ann", [1]], ids=str)
+def test_a_tag_is_carried_and_never_looked_at(tag) -> None:
+    params = SamplingParams(tag=tag, max_tokens=3)
+    asked = request("a", [1], params)
+    assert asked.tag is tag
+    assert asked.params.tag is tag
+    assert params == SamplingParams(max_tokens=3)
+    assert hash(params) == hash(SamplingParams(max_tokens=3))
+    assert asked == request("a", [1], SamplingParams(max_tokens=3))
+    assert (sampling_of(asked, 0) == sampling_of(request("a", [1], params), 0)).all()
+    assert request("a", [1]).tag is None
+
+
+def test_the_docstring_says_what_each_field_means() -> None:
+    for field in attrs.fields(SamplingParams):
+        assert f"\n    {field.name}: {field.metadata['help'][:30]}" in SamplingParams.__doc__
+    assert "\n    n: answers to each prompt (1).\n" in SamplingParams.__doc__
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [([1], True), ((), True), (range(3), True), ("ab", False), (b"ab", False), (None, False)],
+)
+def test_text_is_no_list(value, expected) -> None:
+    assert is_list(value) is expected
+    assert not is_list({1: 2})
 
 
 @pytest.mark.parametrize(

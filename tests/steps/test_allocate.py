@@ -12,7 +12,8 @@ from nva.state.policy import by_priority
 from nva.state.request import SamplingParams, request
 from nva.state.rows import block_table, running, token_ids
 from nva.steps.allocate import fork, release, share, take, vacate
-from nva.steps.commit import abort, commit
+from nva.steps.apply import abort
+from nva.steps.commit import commit
 from nva.steps.pack import pack
 from nva.steps.recover import withdraw
 from nva.steps.schedule import schedule
@@ -58,12 +59,12 @@ def test_a_found_block_leaves_the_queue_and_a_taken_one_is_found_no_more() -> No
 def stepped(state, kv):
     state, plan = schedule(state)
     batch, draw = pack(state, plan)
-    logits, kv = toy_forward(state.limits)(None, kv, batch)
+    logits, kv[0] = toy_forward(state.limits)(None, kv[0], batch)
     return *commit(state, plan, toy_sample(logits, draw)), plan
 
 
 def test_a_fork_shares_all_blocks_and_copies_only_the_open_one() -> None:
-    kv = ToyKV.empty(LIMITS)
+    kv = [ToyKV.empty(LIMITS)]
     state = submit(
         empty(LIMITS), [request(0, [1, 2, 3, 4, 5], SamplingParams(temperature=0, max_tokens=9))]
     )
@@ -85,14 +86,14 @@ def test_forking_what_does_not_decode_or_fit_is_refused() -> None:
     state = submit(empty(LIMITS), [request(0, [1, 2], SamplingParams(temperature=0))])
     with pytest.raises(ValueError, match="row 0 is not running"):
         fork(state, 0)
-    state, _, _ = stepped(state, ToyKV.empty(LIMITS))
+    state, _, _ = stepped(state, [ToyKV.empty(LIMITS)])
     with pytest.raises(ValueError, match="3 forks asked, 2 rows free"):
         fork(state, 0, 3)
 
 
 def test_vacating_returns_every_block() -> None:
     state = submit(empty(LIMITS), [request(0, [1, 2, 3, 4, 5], SamplingParams(temperature=0, n=3))])
-    state, _, _ = stepped(state, ToyKV.empty(LIMITS))
+    state, _, _ = stepped(state, [ToyKV.empty(LIMITS)])
     assert len(running(state.rows)) == 3
     state = vacate(state, running(state.rows).tolist())
     check(state)
@@ -100,7 +101,7 @@ def test_vacating_returns_every_block() -> None:
 
 
 def test_abort_tells_the_tokens_so_far_of_every_sample() -> None:
-    kv = ToyKV.empty(LIMITS)
+    kv = [ToyKV.empty(LIMITS)]
     params = SamplingParams(temperature=0, n=2, max_tokens=9)
     state = submit(empty(LIMITS), [request(i, [1, 2], params) for i in "ab"])
     state, _, _ = stepped(state, kv)
@@ -132,7 +133,7 @@ def test_rows_that_a_failed_step_preempted_stay_preempted() -> None:
     """Their blocks were taken and written by others before the step failed; whoever goes on must
     not read them."""
     limits = attrs.evolve(LIMITS, n_blocks=4, block_size=1, prefix_caching=False)
-    kv, params = ToyKV.empty(limits), SamplingParams(temperature=0, max_tokens=4)
+    kv, params = [ToyKV.empty(limits)], SamplingParams(temperature=0, max_tokens=4)
     state = submit(
         empty(limits, by_priority),
         [request(i, [i], attrs.evolve(params, priority=i)) for i in (1, 2)],
@@ -141,7 +142,7 @@ def test_rows_that_a_failed_step_preempted_stay_preempted() -> None:
         state, _, _ = stepped(state, kv)
     planned, plan = schedule(state)
     assert plan.preempted
-    toy_forward(limits)(None, kv, pack(planned, plan)[0])  # and now it fails
+    toy_forward(limits)(None, kv[0], pack(planned, plan)[0])  # and now it fails
     state = withdraw(state, plan, pack(planned, plan)[0])
     check(state)
     state, _ = abort(state, [1])

@@ -15,7 +15,8 @@ from nva.state.engine import EngineState, empty, is_busy
 from nva.state.errors import InvariantError
 from nva.state.limits import Limits
 from nva.state.request import SamplingParams, request
-from nva.state.rows import running, update
+from nva.state.rows import SampleId, running, update
+from nva.state.waiting import queue_of
 from nva.steps import allocate, pack, prefix, recover, schedule
 from nva.steps.submit import submit
 from nva.testing import (
@@ -83,10 +84,10 @@ def test_decisions_equal_the_mutable_reference(case, policy) -> None:
 
     def compared(state):
         after, plan = schedule.schedule(state)
-        names = zip(
+        names = map(
+            SampleId,
             after.rows.arrival[plan.rows].tolist(),
             after.rows.sample[plan.rows].tolist(),
-            strict=True,
         )
         work = zip(plan.starts.tolist(), plan.counts.tolist(), strict=True)
         assert reference.step() == Decisions(
@@ -145,8 +146,7 @@ def test_progress_is_bounded_under_a_hostile_policy(case, random) -> None:
 
     def hostile(state: EngineState):
         ranks = freeze(np.array([random.random() for _ in state.rows.rank]))
-        waiting = tuple(attrs.evolve(entry, rank=random.random()) for entry in state.waiting)
-        waiting = tuple(sorted(waiting, key=lambda entry: entry.order))
+        waiting = queue_of(attrs.evolve(entry, rank=random.random()) for entry in state.waiting)
         return schedule.schedule(
             attrs.evolve(state, rows=attrs.evolve(state.rows, rank=ranks), waiting=waiting)
         )

@@ -13,10 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nva.state.plan import Draw
-from nva.state.request import NO_LOGPROBS, SAMPLING
+from nva.state.request import NO_LOGPROBS, ROW_PARAMS
 from nva.steps import sample as sample_module
+from nva.steps.filters import adjust, filter_gaps, penalize, pick
 from nva.steps.noise import gumbel, row_keys
-from nva.steps.sample import adjust, choose, filter_gaps, logprobs, sample
+from nva.steps.sample import choose, logprobs, sample
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "n_logprobs": NO_LOGPROBS}
 RNG = np.random.default_rng(0)
@@ -25,7 +26,7 @@ RNG = np.random.default_rng(0)
 def draw_of(rows, *, samples=0, positions=7, penalized=(), bias=(), scored=(), k=0, **fields):
     """A Draw with a sample for each of these logits rows; numbers are the same for all, arrays are
     one for each."""
-    params = np.zeros(len(rows), SAMPLING)
+    params = np.zeros(len(rows), ROW_PARAMS)
     for name, value in (NEUTRAL | fields).items():
         params[name] = value
     score_rows, score_tokens = np.array(scored, np.int32).reshape(-1, 2).T.copy()
@@ -59,7 +60,7 @@ def taken(draw: Draw, order: list[int]) -> Draw:
         positions=draw.positions[order],
         penalized=[(place[j], *of) for j, *of in draw.penalized if j in place],
         bias=[(place[draw.bias_at[k, 0]], draw.bias_at[k, 1], draw.bias[k]) for k in kept],
-        **{name: draw.params[name][order] for name in SAMPLING.names},
+        **{name: draw.params[name][order] for name in ROW_PARAMS.names},
     )
 
 
@@ -238,6 +239,39 @@ def test_searching_and_sorting_find_the_same_nucleus(row, top_p, min_p):
     assert (kept(top_p - 1e-5, n) <= searched).all() and (searched <= kept(top_p + 1e-5, n)).all()
 
 
+@pytest.mark.parametrize("n_tokens", [2, 60, 3000])
+def test_a_batch_gives_what_the_plain_functions_give_row_by_row(n_tokens):
+    """The meaning against the speed: every filter, penalty and kind of sample in one batch."""
+    n = 240
+    logits = RNG.normal(size=(n, n_tokens)) * 2 + 6 * (RNG.random((n, n_tokens)) < 0.02)
+    history = [RNG.integers(0, n_tokens, 9) for _ in range(n)]
+    draw = draw_of(
+        range(n),
+        samples=range(n),
+        temperature=RNG.choice([0, 0.5, 1.0, 1.5], n),
+        min_p=RNG.choice([0, 0.02, 0.2], n),
+        top_k=RNG.choice([0, 1, 5, 40], n),
+        top_p=RNG.choice([1.0, 0.5, 0.9], n),
+        repetition_penalty=RNG.choice([1.0, 1.5], n),
+        presence_penalty=RNG.choice([0.0, 0.5], n),
+        frequency_penalty=RNG.choice([0.0, -0.25], n),
+        penalized=[(j, history[j], 4) for j in range(0, n, 2)],
+    )
+    x = torch.tensor(logits, dtype=torch.float32)
+    noise = gumbel(torch.tensor(row_keys(draw, np.arange(n))), n_tokens)
+    expected = []
+    for j in range(n):
+        row, params = x[j], draw.params[j]
+        penalties = [
+            float(params[name])
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        ]
+        if j % 2 == 0:
+            row = penalize(row, torch.tensor(history[j]), 4, *penalties)
+        expected.append(int(pick(row, noise[j], params)))
+    assert tokens_of(x, draw).tolist() == expected
+
+
 def test_ties_at_the_edge_stay_together():
     row = [1.0, 3.0, 1.0, 2.0, 1.0, 0.0]
     for params in (
@@ -386,7 +420,7 @@ def test_a_token_is_the_same_alone_and_in_any_batch(data, rows_per_slice):
     )
     draw = random_draw(data, n_rows, n_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_module, "_CPU_SLICE", rows_per_slice * n_tokens * 4)
+        patch.setattr(sample_module, "_HOST_SLICE", rows_per_slice * n_tokens * 4)
         together = tokens_of(logits, draw)
         order = data.draw(st.permutations(range(len(together))))[
             : data.draw(st.integers(1, len(together)))
@@ -488,7 +522,7 @@ def check_logprobs(found, logits, rows, tokens, k):
 @pytest.mark.parametrize("rows_per_slice", [1, 3, 1000])
 @pytest.mark.parametrize("k", [0, 1, 5, 99])
 def test_logprobs_are_of_the_raw_distribution(monkeypatch, rows_per_slice, k):
-    monkeypatch.setattr(sample_module, "_CPU_SLICE", rows_per_slice * 30 * 4)
+    monkeypatch.setattr(sample_module, "_HOST_SLICE", rows_per_slice * 30 * 4)
     logits = RNG.normal(size=(6, 30)).astype(np.float32)
     scored = [(4, 11), (5, 0), (4, 29)]
     draw = draw_of(

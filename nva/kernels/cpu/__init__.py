@@ -3,24 +3,38 @@ where there is none.
 
 The law: what serves is said: where nothing can be compiled, a line on stderr tells what is missing
 and what it costs. Read next: operators.py, the functions; attention.cpp and matmul.h, what they
-compute; build.py, how they are built."""
+compute; build.py and library.py, how they are built and kept."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
-from typing import cast
+import logging
+from typing import Any
 
-from nva.kernels import Kernels
+from nva.host.messages import say
+from nva.kernels import Device, refuse_graph
 from nva.kernels.cpu.build import BuildError
+from nva.kernels.cpu.device import PLAIN
+
+
+def is_here() -> bool:
+    """Always."""
+    return True
+
+
+def choose(name: str, heads: Any, graph: str) -> Device:
+    """The CPU. Raises ValueError for a graph mode."""
+    refuse_graph("cpu", graph)
+    return _compiled()
 
 
 @functools.cache
-def choose() -> Kernels:
-    """The compiled kernels, or the reference if they can't be compiled here; says so once."""
+def _compiled() -> Device:
+    """The CPU with its compiled kernels, or the reference's if they can't be compiled here; says so
+    once."""
     try:
-        return cast(Kernels, importlib.import_module("nva.kernels.cpu.operators"))
+        return importlib.import_module("nva.kernels.cpu.operators").COMPILED
     except BuildError as error:
-        print(f"nva: {error}; plain torch serves instead, several times slower", file=sys.stderr)
-        return cast(Kernels, importlib.import_module("nva.kernels.reference"))
+        say(f"{error}; plain torch serves instead, several times slower", logging.WARNING)
+        return PLAIN

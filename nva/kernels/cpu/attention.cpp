@@ -4,20 +4,21 @@
 #include "decode.h"
 #include "prefill.h"
 
+constexpr int64_t FEW_WRITES = 1 << 10;  // numbers that one thread writes before others could have started
 constexpr int64_t FEW_QUERIES = 3;  // up to which reading the cache again for each costs less than packing it
 
 template <typename T>
 static void attention(const Queries<T>& queries, const Cache& cache, const Rows& rows, T* out) {
-    std::vector<Part> parts;
+    std::vector<Split> splits;
     std::vector<Chunk> chunks;
     int64_t n_tiles = 0;
     for (int64_t row = 0, token = 0; row < rows.n_rows; token = rows.query_ends[row++]) {
         int64_t n = rows.query_ends[row] - token, position = rows.context_lens[row] - n;
         for (int64_t i = 0; i < n && n <= FEW_QUERIES; i++)
             for (int64_t at = first_seen(position + i, queries.window); at <= position + i;) {
-                int64_t end = std::min((at / PART + 1) * PART, position + i + 1);
+                int64_t end = std::min((at / SPLIT + 1) * SPLIT, position + i + 1);
                 int64_t block = rows.table_of(row)[at / cache.block_size];
-                parts.push_back({(int64_t)parts.size(), token + i, row, at, end, block});
+                splits.push_back({(int64_t)splits.size(), token + i, row, at, end, block});
                 at = end;
             }
         if (n > FEW_QUERIES) {
@@ -27,7 +28,7 @@ static void attention(const Queries<T>& queries, const Cache& cache, const Rows&
             n_tiles += chunks.back().n_tiles;
         }
     }
-    if (!parts.empty()) attend_singly(queries, cache, rows, parts, out);
+    if (!splits.empty()) attend_singly(queries, cache, rows, splits, out);
     if (!chunks.empty()) attend_together(queries, cache, rows, chunks, out);
 }
 
@@ -43,12 +44,11 @@ static void write_kv(const T* k, int64_t k_stride, const T* v, int64_t v_stride,
             for (int64_t i = 0; i < n_pairs; i++) visit(key.at + i * key.step, head * n_pairs + i);
         }
     };
-#pragma omp parallel for schedule(static) if (n_tokens * size > 1 << 10)
-    for (int64_t t = 0; t < n_tokens; t++) {
+    parallel_each(n_tokens, std::max<int64_t>(FEW_WRITES / size, 1), [&](int64_t t) {
         if (t + 1 < n_tokens) each_pair(t + 1, [](T* at, int64_t) { __builtin_prefetch(at, 1, 2); });
         each_pair(t, [&](T* at, int64_t i) { std::memcpy(at, k + t * k_stride + i * PAIR<T>, 4); });
         std::memcpy((T*)cache.v + slots[t] * size, v + t * v_stride, size * sizeof(T));
-    }
+    });
 }
 
 #define EXPORT(T, name)                                                                                               \

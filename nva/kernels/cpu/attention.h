@@ -3,9 +3,11 @@
 
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "matmul.h"
+#include "threads.h"
 
 // [n_ids, block_size, n_heads, D] twice. Values lie as this says. Keys of a block lie in groups of LANES positions, the
 // last perhaps of fewer, each group [n_heads, D / PAIR, positions, PAIR]: so one load brings a pair of every position's

@@ -1,19 +1,19 @@
 // Attention of single queries, as in decoding: bounded by how fast the cache is read, so each key and value is read
-// once for all query heads that share it, and for all queries of a bundle; the next ones are fetched meanwhile.
-// Online softmax: Milakov and Gimelshein 2018; merging parts: Dao et al. 2022 (FlashAttention).
+// once for all query heads that share it, and for all queries of a shared group, while the next ones are prefetched.
+// Online softmax: Milakov and Gimelshein 2018; splits and their merging: Dao et al. 2023 (Flash-Decoding).
 #pragma once
 
-#include "pieces.h"
+#include "tiles.h"
 
 constexpr int ROWS = 6;  // query heads at a time that meet a key or value: their sums fill the registers
 
 // Calls of fetch_some for one key-value head and a few of its query heads.
 template <typename T>
 int64_t n_calls(int64_t D) {
-    return (D + ceil_div(D, 4 * LANES) * PIECE) / PAIR<T>;
+    return (D + ceil_div(D, 4 * LANES) * TILE) / PAIR<T>;
 }
 
-// Scores q k of G query heads for the keys that two groups have for one head, into scores [G, PIECE].
+// Scores q k of G query heads for the keys that two groups have for one head, into scores [G, TILE].
 template <int G, bool IS_FULL, typename T>
 ALWAYS_INLINE void score(const T* const* q, Group<T> one, Group<T> two, int64_t head, int64_t D, Ahead<T>& ahead,
                          float* scores) {
@@ -30,28 +30,28 @@ ALWAYS_INLINE void score(const T* const* q, Group<T> one, Group<T> two, int64_t 
         ahead.fetch_some();
     }
     for (int g = 0; g < G; g++) {
-        store(scores + g * PIECE, sums[g][0], one.width);
-        store(scores + g * PIECE + one.width, sums[g][1], two.width);
+        store(scores + g * TILE, sums[g][0], one.width);
+        store(scores + g * TILE + one.width, sums[g][1], two.width);
     }
 }
 
-// Scores of G query heads for all keys that a piece has for one head, into scores [G, PIECE].
+// Scores of G query heads for all keys that a tile has for one head, into scores [G, TILE].
 template <int G, typename T>
-ALWAYS_INLINE void score_piece(const T* const* q, const Piece<T>& piece, int64_t head, int64_t D, Ahead<T>& ahead,
+ALWAYS_INLINE void score_tile(const T* const* q, const Tile<T>& tile, int64_t head, int64_t D, Ahead<T>& ahead,
                                float* scores) {
-    for (int i = 0; i < piece.n_groups; i += 2) {
-        Group<T> one = piece.groups[i], two = i + 1 < piece.n_groups ? piece.groups[i + 1] : Group<T>{one.at, 0};
+    for (int i = 0; i < tile.n_groups; i += 2) {
+        Group<T> one = tile.groups[i], two = i + 1 < tile.n_groups ? tile.groups[i + 1] : Group<T>{one.at, 0};
         if (one.width == LANES && two.width == LANES) score<G, true>(q, one, two, head, D, ahead, scores);
         else score<G, false>(q, one, two, head, D, ahead, scores);
         scores += one.width + two.width;
     }
 }
 
-// Scores of a piece become weights; the state's largest and sum are updated. Returns what older sums are worth now.
+// Online softmax: scores become exp(score - max); updates the running max and sum; returns the factor for earlier sums.
 template <typename T>
-float soften(float* scores, int first, int end, float scale, float& largest, float& total) {
+float softmax_update(float* scores, int first, int end, float scale, float& largest, float& total) {
     std::fill(scores, scores + first, NONE);
-    std::fill(scores + end, scores + PIECE, NONE);
+    std::fill(scores + end, scores + TILE, NONE);
     Floats low = load(scores) * scale, high = load(scores + LANES) * scale;
     float before = largest;
     largest = std::max(before, maximum(larger(low, high)));
@@ -63,7 +63,7 @@ float soften(float* scores, int first, int end, float scale, float& largest, flo
     return older;
 }
 
-// values [D] of G states = values * older + weights [G, PIECE] times the piece's values [n, D]: C vectors from d on.
+// values [D] of G states = values * older + weights [G, TILE] times the tile's values [n, D]: C vectors from d on.
 template <int G, int C, typename T>
 ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const T* const* v, int64_t offset, int n,
                                  int64_t d, int width, float* const* states, Ahead<T>& ahead) {
@@ -74,7 +74,7 @@ ALWAYS_INLINE void weigh_columns(const float* weights, const float* older, const
         ahead.fetch_some();
         for (int c = 0; c < C; c++) {
             Floats value = load(v[t] + offset + d + c * LANES, width);
-            for (int g = 0; g < G; g++) sums[g][c] += weights[g * PIECE + t] * value;
+            for (int g = 0; g < G; g++) sums[g][c] += weights[g * TILE + t] * value;
         }
     }
     for (int g = 0; g < G; g++)
@@ -103,7 +103,7 @@ ALWAYS_INLINE void weigh_paired(const bf16* weights, const float* older, const b
             if (t + 1 < n) std::memcpy(&odd, v[t + 1] + offset + d + c * LANES, sizeof odd);
             Words first = interleaved(even, odd, false), rest = interleaved(even, odd, true);
             for (int g = 0; g < G; g++) {
-                Words pair = broadcast(weights + g * PIECE + t);
+                Words pair = broadcast(weights + g * TILE + t);
                 sums[g][c] = multiply_add(sums[g][c], pair, first, weights);
                 sums[g][c + 1] = multiply_add(sums[g][c + 1], pair, rest, weights);
             }
@@ -116,8 +116,8 @@ ALWAYS_INLINE void weigh_paired(const bf16* weights, const float* older, const b
 template <int G>
 ALWAYS_INLINE int64_t weigh_pairs(const float* weights, const float* older, const bf16* const* v, int64_t offset, int n,
                                   int64_t D, float* const* states, Ahead<bf16>& ahead) {
-    bf16 narrow[G * PIECE];
-    for (int i = 0; i < G * PIECE; i += LANES) store(narrow + i, load(weights + i));
+    bf16 narrow[G * TILE];
+    for (int i = 0; i < G * TILE; i += LANES) store(narrow + i, load(weights + i));
     int64_t d = 0;
     for (; d + 4 * LANES <= D; d += 4 * LANES) weigh_paired<G, 4>(narrow, older, v, offset, n, d, states, ahead);
     for (; d + 2 * LANES <= D; d += 2 * LANES) weigh_paired<G, 2>(narrow, older, v, offset, n, d, states, ahead);
@@ -137,14 +137,14 @@ ALWAYS_INLINE void weigh(const float* weights, const float* older, const T* cons
         weigh_columns<G, 1>(weights, older, v, offset, n, d, std::min<int64_t>(LANES, D - d), states, ahead);
 }
 
-// Where parts put what they know so far: [parts, query heads, stride], the values [D], the largest score, the sum.
+// The state of each split's online softmax: [splits, query heads, stride], of which values [D], the max, the sum.
 struct States {
     float* at;
     int64_t n_heads, stride;
-    float* of(const Part& part, int64_t head) const { return at + (part.id * n_heads + head) * stride; }
+    float* of(const Split& split, int64_t head) const { return at + (split.id * n_heads + head) * stride; }
 };
 
-// What a unit of work reads and writes.
+// What a task reads and writes.
 template <typename T>
 struct Work {
     const Queries<T>& queries;
@@ -154,69 +154,69 @@ struct Work {
     int64_t head, head_end;
 };
 
-// One head of a piece for G query heads: row i is that of part i / n_shared, and one of those that share the head.
+// One head of a tile for G query heads: row i is that of split i / n_shared, and one of those that share the head.
 template <int G, typename T>
-void attend_piece(const Work<T>& work, const Part* parts, int64_t row, const Piece<T>& piece, int64_t head,
+void attend_tile(const Work<T>& work, const Split* splits, int64_t row, const Tile<T>& tile, int64_t head,
                   Ahead<T>& ahead) {
     int64_t D = work.cache.D, n_shared = work.queries.n_heads / work.cache.n_heads;
     const T* q[G];
-    float scores[(G + 1) * PIECE], older[G], *states[G];
+    float scores[(G + 1) * TILE], older[G], *states[G];
     for (int g = 0; g < G; g++) {
-        const Part& part = parts[(row + g) / n_shared];
+        const Split& split = splits[(row + g) / n_shared];
         int64_t i = head * n_shared + (row + g) % n_shared;
-        q[g] = work.queries.at + part.token * work.queries.stride + i * D;
-        states[g] = work.states.of(part, i);
+        q[g] = work.queries.at + split.token * work.queries.stride + i * D;
+        states[g] = work.states.of(split, i);
     }
-    score_piece<G>(q, piece, head, D, ahead, scores);
+    score_tile<G>(q, tile, head, D, ahead, scores);
     for (int g = 0; g < G; g++)
         older[g] =
-            soften<T>(scores + g * PIECE, piece.first, piece.end, work.queries.scale, states[g][D], states[g][D + 1]);
-    weigh<G>(scores + piece.first, older, piece.v + piece.first, head * D, piece.end - piece.first, D, states, ahead);
+            softmax_update<T>(scores + g * TILE, tile.first, tile.end, work.queries.scale, states[g][D], states[g][D + 1]);
+    weigh<G>(scores + tile.first, older, tile.v + tile.first, head * D, tile.end - tile.first, D, states, ahead);
 }
 
 // The same for n query heads, at most G.
 template <int G, typename T>
-void attend_rows(int64_t n, const Work<T>& work, const Part* parts, int64_t row, const Piece<T>& piece, int64_t head,
+void attend_rows(int64_t n, const Work<T>& work, const Split* splits, int64_t row, const Tile<T>& tile, int64_t head,
                  Ahead<T>& ahead) {
-    if (n == G) attend_piece<G>(work, parts, row, piece, head, ahead);
-    else if constexpr (G > 1) attend_rows<G - 1>(n, work, parts, row, piece, head, ahead);
+    if (n == G) attend_tile<G>(work, splits, row, tile, head, ahead);
+    else if constexpr (G > 1) attend_rows<G - 1>(n, work, splits, row, tile, head, ahead);
 }
 
-// The pieces of n parts, the first of which is the longest, from position `at` on, as far as they end by `until`.
+// The tiles of n splits, the first of which is the longest, from position `at` on, as far as they end by `until`.
 // Returns where the next one begins.
 template <typename T>
-int64_t attend_pieces(const Work<T>& work, const Part* parts, int64_t n, int64_t at, int64_t until) {
+int64_t attend_tiles(const Work<T>& work, const Split* splits, int64_t n, int64_t at, int64_t until) {
     int64_t D = work.cache.D, n_rows = n * (work.queries.n_heads / work.cache.n_heads),
-            n_tiles = ceil_div(n_rows, ROWS);
-    Piece<T> next = piece_at<T>(work.cache, work.rows, parts[0], at);
+            n_rounds = ceil_div(n_rows, ROWS);
+    Tile<T> next = tile_at<T>(work.cache, work.rows, splits[0], at);
     while (next.n && next.start + next.n <= until) {
-        Piece<T> piece = next;
-        next = piece_at<T>(work.cache, work.rows, parts[0], piece.start + piece.n);
-        Ahead<T> ahead(next, work.head, work.head_end, D, (work.head_end - work.head) * n_tiles * n_calls<T>(D));
+        Tile<T> tile = next;
+        next = tile_at<T>(work.cache, work.rows, splits[0], tile.start + tile.n);
+        Ahead<T> ahead(next, work.head, work.head_end, D, (work.head_end - work.head) * n_rounds * n_calls<T>(D));
         for (int64_t head = work.head; head < work.head_end; head++)
-            for (int64_t t = 0; t < n_tiles; t++) {
-                int64_t row = n_rows * t / n_tiles, end = n_rows * (t + 1) / n_tiles;
-                attend_rows<ROWS>(end - row, work, parts, row, piece, head, ahead);
+            for (int64_t t = 0; t < n_rounds; t++) {
+                int64_t row = n_rows * t / n_rounds, end = n_rows * (t + 1) / n_rounds;
+                attend_rows<ROWS>(end - row, work, splits, row, tile, head, ahead);
             }
     }
     return next.start;
 }
 
-// Parts of a bundle: what they share together, then each its own.
+// A shared group: first the tiles that its splits share, together, then each split's own.
 template <typename T>
-void attend_bundle(const Work<T>& work, const Part* parts, const Bundle& bundle) {
+void attend_group(const Work<T>& work, const Split* splits, const SharedGroup& group) {
     int64_t n_shared = work.queries.n_heads / work.cache.n_heads, D = work.cache.D;
-    for (int64_t p = 0; p < bundle.n; p++)
+    for (int64_t p = 0; p < group.n; p++)
         for (int64_t h = work.head * n_shared; h < work.head_end * n_shared; h++) {
-            float* state = work.states.of(parts[p], h);
+            float* state = work.states.of(splits[p], h);
             std::fill_n(state, D, 0.0f);
             state[D] = NONE, state[D + 1] = 0;
         }
-    int64_t at = attend_pieces(work, parts, bundle.n, parts[0].start, bundle.common);
-    for (int64_t p = 0; p < bundle.n; p++) attend_pieces(work, parts + p, 1, at, parts[p].end + PIECE);
+    int64_t at = attend_tiles(work, splits, group.n, splits[0].start, group.common);
+    for (int64_t p = 0; p < group.n; p++) attend_tiles(work, splits + p, 1, at, splits[p].end + TILE);
 }
 
-// The softmax over n parts of one head, whose states lie `step` apart, into out [D].
+// The softmax over n splits of one head, whose states lie `step` apart, into out [D].
 template <typename T>
 void merge(const float* states, int64_t step, int64_t n, const float* sink, int64_t D, T* out) {
     float largest = sink ? *sink : NONE, total = 0;
@@ -235,29 +235,26 @@ void merge(const float* states, int64_t step, int64_t n, const float* sink, int6
     }
 }
 
+constexpr int64_t SPLITS_PER_MERGE = 8;
+
 template <typename T>
-void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& rows, const std::vector<Part>& parts,
+void attend_singly(const Queries<T>& queries, const Cache& cache, const Rows& rows, const std::vector<Split>& splits,
                    T* out) {
-    int64_t n_parts = parts.size(), stride = ceil_div(cache.D + 2, LANES) * LANES, n_heads = queries.n_heads;
-    std::vector<float> memory(n_parts * n_heads * stride);
+    int64_t n_splits = splits.size(), stride = ceil_div(cache.D + 2, LANES) * LANES, n_heads = queries.n_heads;
+    std::vector<float> memory(n_splits * n_heads * stride);
     States states{memory.data(), n_heads, stride};
-    std::vector<Part> sorted = parts;
-    std::vector<Unit> units = units_of(bundled(sorted, rows, cache.block_size), cache.n_heads);
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < (int64_t)units.size(); i++) {
-            Work<T> work{queries, cache, rows, states, units[i].head, units[i].head_end};
-            attend_bundle(work, &sorted[units[i].bundle.first], units[i].bundle);
-        }
-#pragma omp for schedule(static)
-        for (int64_t p = 0; p < n_parts; p++) {
-            if (p && parts[p - 1].token == parts[p].token) continue;
-            int64_t n = 1;
-            while (p + n < n_parts && parts[p + n].token == parts[p].token) n++;
-            for (int64_t h = 0; h < n_heads; h++)
-                merge(states.of(parts[p], h), n_heads * stride, n, queries.sinks ? queries.sinks + h : nullptr, cache.D,
-                      out + (parts[p].token * n_heads + h) * cache.D);
-        }
-    }
+    std::vector<Split> sorted = splits;
+    std::vector<Task> tasks = tasks_of(shared_groups(sorted, rows, cache.block_size), cache.n_heads);
+    parallel_each(tasks.size(), 1, [&](int64_t i) {
+        Work<T> work{queries, cache, rows, states, tasks[i].head, tasks[i].head_end};
+        attend_group(work, &sorted[tasks[i].group.first], tasks[i].group);
+    });
+    parallel_each(n_splits, SPLITS_PER_MERGE, [&](int64_t p) {
+        if (p && splits[p - 1].token == splits[p].token) return;
+        int64_t n = 1;
+        while (p + n < n_splits && splits[p + n].token == splits[p].token) n++;
+        for (int64_t h = 0; h < n_heads; h++)
+            merge(states.of(splits[p], h), n_heads * stride, n, queries.sinks ? queries.sinks + h : nullptr, cache.D,
+                  out + (splits[p].token * n_heads + h) * cache.D);
+    });
 }

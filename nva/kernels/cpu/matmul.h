@@ -56,8 +56,8 @@ inline Words interleaved(Words a, Words b, bool is_rest) {
 }
 #endif
 
-constexpr int FEW_ROWS = 4;    // that wait for weights from memory, which then are fetched sooner than processors do
-constexpr int64_t FAR = 2048;  // bytes ahead
+constexpr int PREFETCH_ROWS = 4;          // up to this many rows the loop is memory-bound:
+constexpr int64_t PREFETCH_BYTES = 2048;  // prefetch weights further ahead than the hardware does
 
 // M rows of A times P panels `panel_stride` apart, over n_steps PAIRs. finish(row, column, sums) takes each vector.
 template <int M, int P, typename T, typename Finish>
@@ -68,10 +68,11 @@ void tile(const T* a, int64_t a_stride, const T* panel, int64_t panel_stride, in
 #pragma GCC unroll 4
         for (int j = 0; j < 2 * P; j++)
             std::memcpy(&w[j], panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>, sizeof w[j]);
-        if constexpr (M <= FEW_ROWS && P == 2)
+        if constexpr (M <= PREFETCH_ROWS && P == 2)
             for (int j = 0; j < 2 * P; j++)
-                __builtin_prefetch(
-                    (const char*)(panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>)+FAR, 0, 2);
+                __builtin_prefetch((const char*)(panel + j / 2 * panel_stride + (step * 2 + j % 2) * LANES * PAIR<T>) +
+                                       PREFETCH_BYTES,
+                                   0, 2);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
             Words pair = broadcast(a + i * a_stride + step * PAIR<T>);
@@ -125,6 +126,15 @@ template <typename T>
 int64_t rows_at_once(int64_t K) {
     constexpr int64_t ROW_BYTES = 512 << 10;
     return std::max<int64_t>(ROW_BYTES / (K * sizeof(T)), 6);
+}
+
+// Panels that a thread computes at a time, for some rows of A: some 10 us of work, and two panels at least, since tiles
+// are that wide.
+template <typename T>
+int64_t panels_at_once(int64_t n_rows, int64_t K) {
+    constexpr int64_t PIECE_BYTES = 128 << 10, ROWS_PER_READ = 16;  // rows that take as long as reading the panel
+    int64_t bytes = panel_size<T>(K) * sizeof(T) * ceil_div(n_rows, ROWS_PER_READ);
+    return std::max<int64_t>(PIECE_BYTES / std::max<int64_t>(bytes, 1) / 2 * 2, 2);
 }
 
 // The product's columns [n, n_end), n a panel's first, plus bias if there is one, into out [n_rows, N].

@@ -23,8 +23,8 @@ def aligned(n_bytes: int) -> np.ndarray:
 
 
 def on_huge_pages(n_rows: int, n_columns: int, dtype: torch.dtype) -> Tensor:
-    """Memory for a weight, small ones side by side in chunks. Finding the pages of weights on small
-    ones, and thereby forgetting where those of the cache are, takes a fifth of a decode step."""
+    """Memory for a weight, small ones side by side in chunks. On 4 KB pages, TLB misses on
+    weights (which also evict the KV cache's entries) cost a fifth of a decode step."""
     global _chunk
     n_bytes = n_rows * n_columns * dtype.itemsize
     if n_bytes >= _HUGE:

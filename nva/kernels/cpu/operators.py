@@ -19,42 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nva.kernels import Compute, Layout, reference
-from nva.kernels.cpu.build import library
+from nva.kernels.cpu.device import PLAIN
+from nva.kernels.cpu.library import library
 from nva.kernels.cpu.memory import on_huge_pages
 from nva.kernels.cpu.tape import call, taped
-from nva.kernels.reference import (
-    block_size,
-    buckets,
-    cache_memory,
-    copy_blocks,
-    dtypes,
-    make_filter_gaps,
-    pack_norm,
-    vision_attention,
-)
-
-__all__ = [
-    "add_rms_norm",
-    "attention",
-    "attention_inputs",
-    "block_size",
-    "buckets",
-    "cache_memory",
-    "compiled",
-    "copy_blocks",
-    "dtypes",
-    "gelu_tanh_mul",
-    "linear",
-    "make_filter_gaps",
-    "moe",
-    "pack_linear",
-    "pack_norm",
-    "rms_norm",
-    "rotary",
-    "silu_mul",
-    "vision_attention",
-    "write_kv",
-]
 
 _P, _N, _X, _B = c_void_p, c_int64, c_float, c_bool
 _ARGUMENTS = {
@@ -256,8 +224,8 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _is_compiled_for(cache: Tensor) -> bool:
-    """Whether keys lie in this cache as attention.h says, in pairs of numbers; the reference has
-    others to itself."""
+    """Whether this cache has the compiled layout (attention.h): float32 or bfloat16, and an even
+    head_dim. All other caches are the reference's, in its own layout."""
     return cache.dtype in _COMPILED["attention"] and cache.shape[-1] % 2 == 0
 
 
@@ -350,3 +318,21 @@ def attention(
     queries = q.data_ptr(), q.stride(0), q.shape[1]
     call(run, *queries, *caches, *inputs.arguments, scale, window or 0, at_sinks, out.data_ptr())
     return out
+
+
+KERNELS = attrs.evolve(
+    reference.KERNELS,
+    pack_linear=pack_linear,
+    linear=linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_mul=silu_mul,
+    gelu_tanh_mul=gelu_tanh_mul,
+    moe=moe,
+    rotary=rotary,
+    write_kv=write_kv,
+    attention_inputs=attention_inputs,
+    attention=attention,
+)
+COMPILED = attrs.evolve(PLAIN, kernels=KERNELS, compiled=compiled)
+"""A CPU with the compiled kernels, and its steps on tape."""

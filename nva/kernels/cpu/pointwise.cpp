@@ -1,8 +1,12 @@
 // What happens to each token alone between the matrix products: norms, rotations, the gates.
 // The law: one pass over memory, float32 inside, threads only where there is enough to do.
 #include "gate.h"
+#include "threads.h"
 
-constexpr int64_t FEW = 1 << 14;  // numbers that one thread handles before others could have started
+constexpr int64_t FEW = 1 << 13;  // numbers that one thread handles before others could have started
+
+// Rows of `size` numbers that a thread handles at a time.
+static int64_t rows_at_once(int64_t size) { return FEW / std::clamp<int64_t>(size, 1, FEW); }
 
 // Rows of length H: `n_inner` side by side, then the next after `stride`.
 template <typename T>
@@ -28,28 +32,27 @@ static void norm_row(const T* x, const T* weight, float eps, bool unit_offset, T
 template <typename T>
 static void rms_norm(const T* x, int64_t n_inner, int64_t stride, const T* weight, float eps, bool unit_offset, T* out,
                      int64_t n_rows, int64_t H) {
-#pragma omp parallel for if (n_rows * H > FEW)
-    for (int64_t i = 0; i < n_rows; i++)
+    parallel_each(n_rows, rows_at_once(H), [&](int64_t i) {
         norm_row(row_at(x, i, n_inner, stride, H), weight, eps, unit_offset, out + i * H, H);
+    });
 }
 
 template <typename T>
 static void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, bool unit_offset, T* out, T* total,
                          int64_t n_rows, int64_t H) {
-#pragma omp parallel for if (n_rows * H > FEW)
-    for (int64_t row = 0; row < n_rows; row++) {
+    parallel_each(n_rows, rows_at_once(H), [&](int64_t row) {
         for (int64_t i = row * H; i < (row + 1) * H; i += LANES) {
             int n = std::min<int64_t>(LANES, (row + 1) * H - i);
             store(total + i, load(x + i, n) + load(residual + i, n), n);
         }
         norm_row(total + row * H, weight, eps, unit_offset, out + row * H, H);
-    }
+    });
 }
 
 template <Floats (*GATE)(Floats), typename T>
 static void gate_rows(const T* x, T* out, int64_t n_rows, int64_t inner) {
-#pragma omp parallel for if (n_rows * inner > FEW)
-    for (int64_t row = 0; row < n_rows; row++) gate_row<GATE>(x + row * 2 * inner, out + row * inner, inner);
+    parallel_each(n_rows, rows_at_once(inner),
+                  [&](int64_t row) { gate_row<GATE>(x + row * 2 * inner, out + row * inner, inner); });
 }
 
 // Heads [n_heads, D] of one token; number i of the first R turns with number i + R / 2.
@@ -69,11 +72,10 @@ static void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t n_hea
 template <typename T>
 static void rotary(const T* q, int64_t q_stride, const T* k, int64_t k_stride, const T* cos, const T* sin, T* q_out,
                    T* k_out, int64_t n_tokens, int64_t n_heads, int64_t n_kv_heads, int64_t D, int64_t R) {
-#pragma omp parallel for if (n_tokens * (n_heads + n_kv_heads) * D > FEW)
-    for (int64_t t = 0; t < n_tokens; t++) {
+    parallel_each(n_tokens, rows_at_once((n_heads + n_kv_heads) * D), [&](int64_t t) {
         rotate(q + t * q_stride, cos + t * R, sin + t * R, q_out + t * n_heads * D, n_heads, D, R);
         rotate(k + t * k_stride, cos + t * R, sin + t * R, k_out + t * n_kv_heads * D, n_kv_heads, D, R);
-    }
+    });
 }
 
 #define EXPORT(T, name)                                                                                              \

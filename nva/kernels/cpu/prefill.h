@@ -1,7 +1,7 @@
 // Attention of many queries of a row, as in prefill: bounded by arithmetic, so both products are those of matmul.h.
 //
 // A row's keys and values are packed into tiles of KEYS positions once, a few heads at a time; then (head, queries) is
-// the unit of work. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that
+// a task. Tiles begin at multiples of KEYS, so a result depends neither on the chunk nor on the batch that
 // its query came in. Dao et al. 2022 (FlashAttention): scores exist for one tile at a time, sums are rescaled as the
 // maximum grows.
 #pragma once
@@ -63,9 +63,10 @@ struct Workspace {
           older(n) {}
 };
 
-// A row of scores [KEYS], of which [from, to) are seen, becomes weights; the row's largest, sum and older follow.
+// Online softmax of a row of scores [KEYS], of which [from, to) are seen: they become exp(score - max), in T. Updates the
+// row's running max and sum, and `older`, the factor for earlier sums.
 template <typename T>
-void soften_row(Workspace<T>& work, int64_t row, int64_t from, int64_t to) {
+void softmax_update(Workspace<T>& work, int64_t row, int64_t from, int64_t to) {
     float* scores = &work.scores[row * KEYS];
     T* weights = &work.weights[row * KEYS];
     work.older[row] = 1;
@@ -109,7 +110,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
                  });
         for (int64_t i = 0; i < n; i++) {
             int64_t position = chunk.position + start + i / n_shared;
-            soften_row(work, i, std::max<int64_t>(0, first_seen(position, queries.window) - first),
+            softmax_update(work, i, std::max<int64_t>(0, first_seen(position, queries.window) - first),
                        std::min(n_keys, position + 1 - first));
         }
         multiply(work.weights.data(), KEYS, n, v, shape.v_panel, shape.n_v_panels, ceil_div(n_keys, PAIR<T>),
@@ -129,7 +130,7 @@ void attend_queries(const Queries<T>& queries, int64_t n_kv_heads, int64_t D, co
     }
 }
 
-// The units of work of all chunks, latest queries first, as they see most.
+// The tasks of all chunks, latest queries first, as they see most.
 struct Span {
     int64_t chunk, start, end;
 };
@@ -154,25 +155,24 @@ void attend_together(const Queries<T>& queries, const Cache& cache, const Rows& 
     std::vector<int64_t> chunk_of;
     for (int64_t c = 0; c < (int64_t)chunks.size(); c++) chunk_of.insert(chunk_of.end(), chunks[c].n_tiles, c);
     T* packed = (T*)std::aligned_alloc(64, ceil_div(n_heads * head_bytes, 64) * 64);
-#pragma omp parallel
-    {
-        Workspace<T> work(n_tokens * n_shared, cache.D);
-        for (int64_t head = 0; head < cache.n_heads; head += n_heads) {
-            int64_t n = std::min(n_heads, cache.n_heads - head);
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < n * n_tiles; i++) {
-                const Chunk& chunk = chunks[chunk_of[i % n_tiles]];
-                pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles,
-                          packed + i * shape.size);
-            }
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < n * n_spans; i++) {
+    std::vector<std::unique_ptr<Workspace<T>>> workspaces(n_threads());
+    for (int64_t head = 0; head < cache.n_heads; head += n_heads) {
+        int64_t n = std::min(n_heads, cache.n_heads - head);
+        parallel_each(n * n_tiles, 1, [&](int64_t i) {
+            const Chunk& chunk = chunks[chunk_of[i % n_tiles]];
+            pack_tile(cache, rows, chunk, i % n_tiles - chunk.tiles_before, head + i / n_tiles,
+                      packed + i * shape.size);
+        });
+        parallel(n * n_spans, 1, [&](int64_t i, int64_t end, int thread) {
+            auto& work = workspaces[thread];
+            if (!work) work = std::make_unique<Workspace<T>>(n_tokens * n_shared, cache.D);
+            for (; i < end; i++) {
                 const Span& span = spans[i / n];
                 const Chunk& chunk = chunks[span.chunk];
                 attend_queries(queries, cache.n_heads, cache.D, chunk, span.start, span.end, head + i % n,
-                               packed + (i % n * n_tiles + chunk.tiles_before) * shape.size, work, out);
+                               packed + (i % n * n_tiles + chunk.tiles_before) * shape.size, *work, out);
             }
-        }
+        });
     }
     std::free(packed);
 }

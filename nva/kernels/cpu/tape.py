@@ -1,17 +1,18 @@
-"""A small step as a list of calls: written down once for each shape of the batch, then run without
-the Python code that made them. That code takes as long for one token as for a thousand, and is a
-good part of a decode step.
+"""A CUDA graph for a CPU: record a step's kernel calls once, replay them.
+
+A tape is made for each shape of a small batch. Replaying it runs none of the Python code between
+the kernels, which takes as long for one token as for a thousand.
 
 The law: a tape computes what the function computes. What differs between two steps of one shape is
-copied in; all else (addresses, sizes, the order of calls) is on the tape. CUDA graphs and ACL
-graphs work in this way. Python code between the calls, as a kernel of a user's own may have, is on
-no tape: so a tape must prove itself before it is used. Read next: operators.py, which calls its
+copied in; all else (addresses, sizes, the order of calls) is on the tape. Python code between the
+calls, as a kernel of a user's own may have, is on no tape: so a tape is compared with the computed
+step before it is used. Read next: operators.py, which calls its
 kernels through `call`, and says what differs between steps."""
 
 from __future__ import annotations
 
 import functools
-import sys
+import logging
 import threading
 import weakref
 from collections import defaultdict
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nva.host.messages import say
 from nva.kernels import Compute
 from nva.kernels.cpu.memory import aligned
 
@@ -74,7 +76,7 @@ def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute
     with_arrays(inputs, arrays) are the inputs with others in their place. Other parameters or
     caches begin anew. What a step writes, it may write twice: a shape's second step is recorded,
     its third is replayed and computed, and the two compared."""
-    tapes: dict[Any, Tape | None] = {}
+    tapes: dict[Any, Tape | Seen] = {}
     constants: list[Any] = [None] * 3
     arena, is_taped = Arena(), True
 
@@ -89,15 +91,14 @@ def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute
         if arrays is None:
             return compute(params, caches, inputs)
         shape = tuple(array.shape for array in arrays)
-        is_first, tape = shape not in tapes, tapes.pop(shape, None)
 
         def again(arrays: Sequence[np.ndarray]) -> Tensor:
             return compute(params, caches, with_arrays(inputs, arrays))
 
         try:
-            result, tapes[shape] = _advanced(tape, is_first, arrays, again, arena)
+            result, tapes[shape] = _advanced(tapes.pop(shape, None), arrays, again, arena)
         except NotOnTape as found:
-            print(f"nva: steps are computed call by call, since {found}", file=sys.stderr)
+            say(f"steps are computed call by call, since {found}", logging.WARNING)
             is_taped = False
             return compute(params, caches, inputs)
         if len(tapes) > MOST_TAPES:
@@ -108,23 +109,28 @@ def taped(compute: Compute, arrays_of: Steps, with_arrays: WithSteps) -> Compute
 
 
 def _advanced(
-    tape: Tape | None,
-    is_first: bool,
+    stage: Tape | Seen | None,
     arrays: Sequence[np.ndarray],
     again: Callable[..., Tensor],
     arena: Arena,
-) -> tuple[Tensor, Tape | None]:
-    """The result of a shape's next step, and its tape after that: none after the first, which may
-    never come back, one after the second, a proven one from the third on. again(arrays) computes
-    the step."""
-    if is_first:
-        return again(arrays), None
-    if tape is None:
+) -> tuple[Tensor, Tape | Seen]:
+    """The result of a shape's next step, and its stage after that. again(arrays) computes the step.
+
+    A shape that comes first is computed, since it may never come back; one that was seen is
+    recorded; a tape that is not proven is compared; a proven one is replayed."""
+    if stage is None:
+        return again(arrays), Seen()
+    if isinstance(stage, Seen):
         own = tuple(array.copy() for array in arrays)
         return record(lambda: again(own), own, arena)
-    if not tape.is_proven:
-        return prove(tape, arrays, lambda: again(arrays))
-    return tape.replay(arrays), tape
+    if not stage.is_proven:
+        return prove(stage, arrays, lambda: again(arrays))
+    return stage.replay(arrays), stage
+
+
+@attrs.frozen
+class Seen:
+    """The stage of a shape that came once."""
 
 
 class NotOnTape(Exception):

@@ -10,9 +10,6 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
@@ -29,16 +26,6 @@ typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-#if defined(_OPENMP)
-inline int thread_id() { return omp_get_thread_num(); }
-inline int n_threads() { return omp_get_num_threads(); }
-inline int most_threads() { return omp_get_max_threads(); }
-#else
-inline int thread_id() { return 0; }
-inline int n_threads() { return 1; }
-inline int most_threads() { return 1; }
-#endif
 
 struct bf16 {  // the upper half of a float
     uint16_t bits;
@@ -106,21 +93,6 @@ inline float sum(Floats x) {
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
-#endif
-}
-
-// The sums of four vectors.
-inline void sums_of_four(const Floats* x, float* out) {
-#if defined(__AVX512F__)
-    auto halved = [](__m512 a, __m512 b) {  // adds neighbours in pairs: a, b, a, b in every four lanes
-        return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    };
-    __m512d ab = (__m512d)halved((__m512)x[0], (__m512)x[1]), cd = (__m512d)halved((__m512)x[2], (__m512)x[3]);
-    __m512 abcd = _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
-    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(abcd), (__m256)_mm512_extractf64x4_pd((__m512d)abcd, 1));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
-#else
-    for (int i = 0; i < 4; i++) out[i] = sum(x[i]);
 #endif
 }
 

@@ -1,25 +1,31 @@
 """The backend for Huawei Ascend NPUs (910B and 910C), the only place that names torch_npu.
 
 The law: importing this package imports no torch_npu, so that support.py can judge an installation
-that lacks it. Read next: operators.py for the calls, graph.py for the graph modes, support.py for
-which of them an installation has."""
+that lacks it. Read next: operators.py for the calls, devices.py for what the graph modes differ in,
+support.py for which of them an installation has."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from typing import cast
 
-from nva.kernels import Kernels
+import attrs
+
+from nva.host.messages import say
+from nva.kernels import Device
 from nva.kernels.npu.support import Heads, Installation, choose_mode, parse_version
 
-_MODULES = {"eager": "operators", "ge": "ge", "aclgraph": "aclgraph"}
+
+def is_here() -> bool:
+    """Whether torch sees an NPU: it imports torch_npu by itself where that is installed."""
+    import torch
+
+    return hasattr(torch, "npu") and torch.npu.is_available()
 
 
-def choose(heads: Heads, graph: str = "auto") -> Kernels:
-    """The kernels in the graph mode that is asked for, or in the best one that works here, which is
-    said on stderr.
+def choose(name: str, heads: Heads, graph: str) -> Device:
+    """The NPU of this name, made ready, in the graph mode that is asked for, or in the best one
+    that works here, which is said on stderr.
 
     Raises ValueError where torch_npu is missing, and for a mode that won't work.
     """
@@ -29,8 +35,22 @@ def choose(heads: Heads, graph: str = "auto") -> Kernels:
         )
     mode, reason = choose_mode(graph, probe(), heads)
     if graph == "auto":
-        print(f"nva: NPU graph mode {mode} ({reason})", file=sys.stderr)
-    return cast(Kernels, importlib.import_module(f"nva.kernels.npu.{_MODULES[mode]}"))
+        say(f"NPU graph mode {mode} ({reason})")
+    seam = importlib.import_module("nva.kernels.npu.device")
+    return attrs.evolve(_device(mode), where=seam.place(name))
+
+
+def _device(mode: str) -> Device:
+    """The device in this mode; others are not imported, as their compilers may be missing."""
+    module = importlib.import_module(_HOMES[mode])
+    return getattr(module, mode.upper())
+
+
+_HOMES = {
+    "eager": "nva.kernels.npu.devices",
+    "aclgraph": "nva.kernels.npu.devices",
+    "ge": "nva.kernels.npu.ge",
+}
 
 
 def probe() -> Installation:

@@ -2,32 +2,32 @@
 
 The law: one graph per shape of the batch, and none for new lengths. The graph engine ("ge") gets
 lengths as tensors, so its graphs are static. An ACL graph ("aclgraph") gets them as host integers,
-which must be symbols, so its graphs are dynamic, with every tensor pinned to one shape. Read next:
-operators.py and ge.py, the functions that are traced."""
+which must be symbols, so its graphs are dynamic, with every tensor pinned to one shape. Each mode
+imports its own compiler, since an installation may lack the other's. Read next: operators.py and
+ge.py, the functions that are traced."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib
+import logging
 import os
 import pathlib
 import types
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import npugraph_ex
+import attrs
 import torch
 import torch._dynamo
 import torch._functorch.config
 import torch_npu
-import torchair
-import torchair.inference
 from torch import Tensor
 from torch.utils import _pytree
 
-Compute = Callable[..., Any]
+from nva.host.messages import say
+from nva.kernels import Compute, Kernels
 
 SMALLEST_BUCKET = 16  # symbols of size 1 would make graphs of their own
 
@@ -72,6 +72,8 @@ class Program(torch.nn.Module):
 
 def ge_config() -> Any:
     """Options of the graph engine."""
+    import torchair
+
     config = torchair.CompilerConfig()
     # Weights are constants of the graph, so that no run has to pass hundreds of inputs.
     config.experimental_config.frozen_parameter = True
@@ -86,8 +88,17 @@ def ge_config() -> Any:
 def compiled_ge(compute: Compute) -> Compute:
     """`compute` by the graph engine: a static graph per shape, kept in the folder NVA_GRAPH_CACHE
     if that is set."""
+    import torchair
+
     _raise_limits()
-    if folder := os.environ.get(CACHE_VARIABLE):
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder and foreign(compute):
+        names = ", ".join(foreign(compute))
+        say(
+            f"graphs are not kept in {folder}, as those of {names} could not be told from others",
+            logging.WARNING,
+        )
+    elif folder:
         return cached_ge(compute, folder)
     backend = torchair.get_npu_backend(compiler_config=ge_config())
     program = torch.compile(Program(compute), backend=backend, dynamic=False, fullgraph=True)
@@ -137,32 +148,52 @@ def _method(compute: Compute, dtype: torch.dtype, shape: tuple[int, ...], folder
     name = f"forward_{'_'.join(map(str, shape))}"
     function = types.FunctionType(Program.forward.__code__.replace(co_name=name), globals(), name)
     method = types.MethodType(function, program)
-    return torchair.inference.cache_compile(
-        method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True
-    )
+    from torchair.inference import cache_compile
+
+    return cache_compile(method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True)
 
 
 def graph_key(compute: Compute, dtype: torch.dtype) -> str:
-    """All that decides a graph but its shape: the model, the type, nva's code, the versions below
-    it."""
+    """All that decides a graph but its shape: the model, the kernels, the type, nva's code, the
+    versions below it. Nothing in it is an address, so that it is the same in every process."""
     code = hashlib.sha256()
     for path in sorted(pathlib.Path(__file__).parents[2].rglob("*.py")):
         code.update(path.read_bytes())
     bound = [
-        argument
+        " ".join(names_of(argument).values()) if isinstance(argument, Kernels) else argument
         for argument in getattr(compute, "args", ())
-        if not isinstance(argument, types.ModuleType)
     ]
     versions = f"torch_npu {torch_npu.__version__}, CANN {torch_npu.npu.utils.get_cann_version()}"
     return f"{bound} in {dtype}, nva {code.hexdigest()}, {versions}"
 
 
+def foreign(compute: Compute) -> list[str]:
+    """The kernels bound in a function that are not nva's own, whose code no key can tell."""
+    records = [each for each in getattr(compute, "args", ()) if isinstance(each, Kernels)]
+    return [
+        name
+        for record in records
+        for name, full_name in names_of(record).items()
+        if not full_name.startswith("nva.kernels.")
+    ]
+
+
+def names_of(kernels: Kernels) -> dict[str, str]:
+    """Where each of the functions is defined, by its name among the kernels."""
+    functions = attrs.asdict(kernels, recurse=False, filter=lambda _, value: callable(value))
+    return {
+        name: f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', name)}"
+        for name, function in functions.items()
+    }
+
+
 def aclgraph_config() -> Any:
     """Options of the ACL graph."""
+    import npugraph_ex
+
     config = npugraph_ex.CompilerConfig()
-    warnings.filterwarnings(
-        "ignore", "When enable frozen_parameter", UserWarning
-    )  # says what the next line is for
+    # It warns of what the next line is for.
+    warnings.filterwarnings("ignore", "When enable frozen_parameter", UserWarning)
     # Weights and caches stay where they are; without it each replay would copy all of them into the
     # graph's memory.
     config.frozen_parameter = True
@@ -171,6 +202,8 @@ def aclgraph_config() -> Any:
 
 def compiled_aclgraph(compute: Compute) -> Compute:
     """`compute` captured as an ACL graph by npugraph_ex, lengths updated at each replay."""
+    import npugraph_ex
+
     _raise_limits()
     _register_reinplace()
     # A model's scales are constants: as symbols, which lengths must be, every replay would copy

@@ -14,20 +14,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_npu  # noqa: F401 - defines torch.ops.npu
-import torchair
 from torch import Tensor
 
-from nva.kernels import Compute, Layout
-from nva.kernels.npu import device as seam
-from nva.kernels.npu.sampling import make_filter_gaps as make_filter_gaps  # a part of the contract
+from nva.kernels import Kernels, Layout
 from nva.kernels.npu.support import filled_head_dim
 
 npu = torch.ops.npu
-
-block_size = 128  # the paged attention operator wants a multiple of 128, and 128 wastes least
-dtypes = (torch.bfloat16, torch.float16)  # of the attention operator
-
-_RESERVED = 2 << 30  # bytes
 
 
 class Lengths(NamedTuple):
@@ -45,24 +37,6 @@ def causal_mask(device: torch.device) -> Tensor:
     """The one mask that sparse modes 3 and 4 take, whatever the lengths: True strictly above the
     diagonal."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
-
-
-def buckets(
-    max_batched_tokens: int, max_rows: int, max_model_len: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """None: operators take every shape as it is."""
-    return (), ()
-
-
-def cache_memory(device: torch.device) -> int:
-    """What is free, but for communication buffers, the graphs' own memory and what other processes
-    may yet take."""
-    return seam.free_memory(device) - _RESERVED
-
-
-def compiled(compute: Compute) -> Compute:
-    """The function itself: this is the eager mode."""
-    return compute
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -201,12 +175,25 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """npu_fused_infer_attention_score_v2 in layout TND over the paged cache, for decode and prefill
-    rows mixed.
+    rows mixed."""
+    return attention_by(npu, q, k_cache, v_cache, inputs, scale, window, sinks)
+
+
+def attention_by(
+    operators: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: Lengths,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """The same by torch.ops.npu, which takes lengths as lists, or torchair.ops, which takes them as
+    tensors and exists for the graph engine alone.
 
     Sparse mode 3 is causal, aligned at each row's end; mode 4 is a band that also ends `pre_tokens`
     before the query."""
-    # torchair.ops takes the lengths as tensors, and exists for the graph engine alone.
-    operators = torchair.ops if isinstance(inputs.query_ends, Tensor) else npu
     band = {} if window is None else {"pre_tokens": window - 1, "next_tokens": 0}
     out, _ = operators.npu_fused_infer_attention_score_v2(
         q,
@@ -249,3 +236,21 @@ def vision_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         actual_seq_kvlen=[n_patches],
     )
     return out[..., :head_dim]
+
+
+KERNELS = Kernels(
+    pack_linear=pack_linear,
+    linear=linear,
+    pack_norm=pack_norm,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_mul=silu_mul,
+    gelu_tanh_mul=gelu_tanh_mul,
+    moe=moe,
+    rotary=rotary,
+    write_kv=write_kv,
+    copy_blocks=copy_blocks,
+    attention_inputs=attention_inputs,
+    attention=attention,
+    vision_attention=vision_attention,
+)

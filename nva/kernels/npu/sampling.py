@@ -1,7 +1,7 @@
 """top_k and top_p on an NPU: npu_top_k_top_p, for the samples that lie within its limits.
 
 The law: which way a sample goes depends on its own parameters alone, so its tokens don't depend on
-its batch mates. Read next: filter_gaps in steps/sample.py, the meaning, which also serves the
+its batch mates. Read next: filter_gaps in steps/filters.py, the meaning, which also serves the
 samples beyond the limits."""
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from typing import Protocol
 
 import attrs
 
-MODES = ("eager", "ge", "aclgraph")
-PREFERRED = ("aclgraph", "ge", "eager")
-"""What `auto` tries: an ACL graph asks least of CANN and compiles in seconds; the graph engine
-compiles in minutes."""
+from nva.kernels import GRAPHS
+
+MODES = GRAPHS[1:]
+PREFERRED = MODES[::-1]
+"""What `auto` tries, in this order: an ACL graph asks least of CANN and compiles in seconds; the
+graph engine compiles in minutes."""
 
 Version = tuple[int, int]
 FIRST_PAGED, FIRST_FUSED, FIRST_GENERAL = (8, 3), (8, 5), (9, 0)
