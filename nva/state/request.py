@@ -91,6 +91,8 @@ def _as_dict(value: Any) -> Any:
         pairs = dict[Any, Any](() if value is None else value)
     except (TypeError, ValueError):
         return value
+    if _is_plain_bias(pairs):
+        return pairs
     return {_as_id(token): as_python(bias) for token, bias in pairs.items()}
 
 
@@ -123,10 +125,23 @@ def _check_ids(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         raise ValueError(f"{field.name} is {value!r:.80}; give a list of token ids, 0 or above")
 
 
+def _is_plain_bias(bias: dict[Any, Any]) -> bool:
+    """Whether these are token ids and numbers, all of Python's own types: a pass at C's speed over
+    each, where asking entry by entry takes 0.3 s for a whole vocabulary."""
+    if not ({*map(type, bias)} <= {int} and {*map(type, bias.values())} <= {int, float}):
+        return False
+    try:
+        return min(bias, default=0) >= 0 and not any(map(math.isnan, bias.values()))
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
 def _check_bias(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     form = "give token ids and numbers to add to their logits"
     if not isinstance(value, dict):
         raise ValueError(f"{field.name} is {value!r:.80}; {form}, such as {{5: -1.5}}")
+    if _is_plain_bias(cast("dict[Any, Any]", value)):
+        return
     for token, bias in cast("dict[Any, Any]", value).items():
         if not is_whole(token) or token < 0 or not is_number(bias) or math.isnan(bias):
             raise ValueError(f"{field.name} has {token!r:.80}: {bias!r:.80}; {form}")
