@@ -139,10 +139,10 @@ def _lengthened(state: EngineState, row_ids: Ids, new: Int) -> EngineState:
     if not len(row_ids):
         return state
     rows = state.rows
-    n_blocks = rows.n_blocks[row_ids]
-    tables = append_entries(rows.block_tables, row_ids, n_blocks, new)
-    rows = update(rows, row_ids, n_blocks=n_blocks + 1)
-    return evolve(state, rows=evolve(rows, block_tables=tables))
+    lengths = rows.n_blocks[row_ids]
+    tables = append_entries(rows.block_tables, row_ids, lengths, new)
+    n_blocks = write(rows.n_blocks, row_ids, lengths + 1)
+    return evolve(state, rows=evolve(rows, block_tables=tables, n_blocks=n_blocks))
 
 
 def _unshared(state: EngineState, row_ids: Ids, new: Int) -> tuple[EngineState, Int]:

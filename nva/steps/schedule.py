@@ -406,12 +406,11 @@ def _next_generation(
 ) -> bytes:
     """The generation of the cache after this step: a digest of the one before, of all that came in
     since, and of who computes what. Where all rows decode, that follows from the rest."""
-    rows = state.rows
-    blocks = state.blocks
-    pool = f"{blocks.n_free} {blocks.after[blocks.ring]} {blocks.n_chains} {len(row_ids)}"
-    parts = [state.generation, state.history, pool.encode()]
+    parts = [state.generation, state.history]
     if not is_decoding:
-        parts += [row_ids.tobytes(), starts.tobytes(), counts.tobytes()]
+        rows = state.rows
+        pool = state.blocks.n_free, state.blocks.n_chains, len(row_ids)
+        parts += [repr(pool).encode(), row_ids.tobytes(), starts.tobytes(), counts.tobytes()]
         parts += [rows.arrival[row_ids].tobytes(), rows.sample[row_ids].tobytes()]
     return digest(*parts)
 
