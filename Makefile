@@ -1,6 +1,7 @@
 # make demo    answers a few prompts with a small real model
 # make test    the whole suite, as CI runs it
 # make test-npu  the NPU path, proved without an NPU: torch_npu over stubbed libraries, in .venv-npu; part of make test
+# make test-oldest  text, images and checkpoints with the oldest dependencies allowed, in .venv-oldest; part of make test
 # make quick   lint, types, import contract and the quick tests: under two minutes
 #
 # Each prepares what it needs in .venv, once, and again when pyproject.toml or constraints.txt change.
@@ -12,7 +13,7 @@ PROFILE := $(or $(NVA_HYPOTHESIS),$(if $(filter true,$(CI)),ci,full))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .NOTPARALLEL: # two pips in one environment would fight
-.PHONY: help demo test test-npu quick lint model models clean
+.PHONY: help demo test test-npu test-oldest quick lint model models clean
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
@@ -38,7 +39,15 @@ demo: model
 
 test: models lint
 	NVA_HYPOTHESIS=$(PROFILE) $(PYTEST) -m "not npu"
+	$(MAKE) test-oldest
 	$(MAKE) test-npu
+
+OLDEST_TESTS := tests/test_text.py tests/test_chat.py tests/test_pictures.py tests/test_images.py \
+	tests/test_load.py tests/test_run.py tests/models
+
+test-oldest: model $(VENV)/test.installed
+	$(BIN)/python scripts/oldest_env.py .venv-oldest
+	PYTHONPATH=.venv-oldest NVA_HYPOTHESIS=quick $(PYTEST) $(OLDEST_TESTS) -m "not npu and not slow"
 
 # torch_npu breaks a plain `import torch` where CANN is missing, so it gets an environment of its own.
 test-npu: model $(VENV)/test.installed
@@ -55,4 +64,4 @@ lint: $(VENV)/test.installed
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .venv-npu build *.egg-info .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-npu .venv-oldest build *.egg-info .hypothesis .pytest_cache .ruff_cache .import_linter_cache

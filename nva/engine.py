@@ -59,7 +59,8 @@ class Before:
     state: EngineState
     answers: Answers
     seen: dict[str, Any] = attrs.field(factory=dict[str, Any])
-    # ^ of a step: a copy of the KV handle, which the forward uses up, and what its parts gave
+    # ^ what more must go back: a copy of the KV handle, which the forward uses up; what the parts
+    #   of a step gave; what was taken from `posted`
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
@@ -146,11 +147,15 @@ def settle(engine: Engine) -> None:
     with engine.lock:
         while engine.posted and not engine.changing.locked():
             _in_full(engine, _abort_first)
-            engine.posted.popleft()  # if an interrupt comes before, an abort is done twice
 
 
 def _abort_first(engine: Engine) -> None:
-    event, closed = engine.posted[0]
+    """The change that what was posted first makes."""
+    assert engine.before is not None
+    if not engine.posted:  # a signal handler came before
+        return
+    engine.before.seen["posted"] = engine.posted[0]  # which goes back if this is interrupted
+    event, closed = engine.posted.popleft()
     if closed is not None:
         engine.answers = forget(engine.answers, closed, event.ids)
     _apply(engine, event)
@@ -206,6 +211,8 @@ def _go_back(engine: Engine) -> None:
         state = engine.steps.withdraw(state, plan, batch)
     if "kv" in seen:  # the forward may have used the handle up
         engine.kv = seen["kv"]
+    if "posted" in seen:  # perhaps it is there still, and an abort is done twice
+        engine.posted.appendleft(seen["posted"])
     engine.state, engine.answers = state, before.answers
     engine.before = None
 

@@ -70,39 +70,45 @@ def step(
 ) -> tuple[EngineState, KV, Output]:
     """One step: plan it, compute it, take in what was sampled. Raises what its parts raise, and
     TypeError for a part that gives something else than it should."""
-    found = observe("schedule", steps.schedule(state))
-    state, plan = checked_pair("schedule", found, EngineState, Plan)
 
-    batch, draw = checked_pair("pack", observe("pack", steps.pack(state, plan)), Batch, Draw)
+    def seen(part: str, result: Any, *kinds: type) -> Any:
+        """A part's result, checked, as the observer hands it on."""
+        observed = observe(part, checked_pair(part, result, *kinds))
+        return result if observed is result else checked_pair(part, observed, *kinds)
 
-    logits, kv = checked_pair("forward", observe("forward", forward(params, kv, batch)))
-
-    if isinstance(steps.sample, Sampler):
-        remembered = state.sampler_state
-        if remembered is None:
-            remembered = steps.sample.init()
-        found = steps.sample.step(remembered, logits, draw)
-        remembered, sampled = checked_pair("sample", found, object, Sampled)
-        state = evolve(state, sampler_state=remembered)
-    else:
-        sampled = steps.sample(logits, draw)
+    state, plan = seen("schedule", steps.schedule(state), EngineState, Plan)
+    batch, draw = seen("pack", steps.pack(state, plan), Batch, Draw)
+    logits, kv = seen("forward", forward(params, kv, batch), object, object)
+    state, sampled = _sampled(steps.sample, state, logits, draw)
     sampled = checked_sampled(observe("sample", sampled), draw, state.limits.vocab_size)
-
-    found = observe("commit", steps.commit(state, plan, sampled))
-    state, output = checked_pair("commit", found, EngineState, Output)
+    state, output = seen("commit", steps.commit(state, plan, sampled), EngineState, Output)
     return state, kv, output
 
 
-def checked_pair(part: str, result: Any, first: type = object, second: type = object) -> Any:
+def _sampled(
+    function: Callable[[Tensor, Draw], Sampled] | Sampler,
+    state: EngineState,
+    logits: Tensor,
+    draw: Draw,
+) -> tuple[EngineState, Sampled]:
+    """What a sampler gives, and the state with what it remembers."""
+    if not isinstance(function, Sampler):
+        return state, function(logits, draw)
+    remembered = state.sampler_state
+    if remembered is None:
+        remembered = function.init()
+    found = function.step(remembered, logits, draw)
+    remembered, sampled = checked_pair("sample", found, object, Sampled)
+    return evolve(state, sampler_state=remembered), sampled
+
+
+def checked_pair(part: str, result: Any, first: type, second: type) -> Any:
     """A part's result, a pair of these records. Raises TypeError if it is something else."""
-    pair: list[Any] = []
-    if isinstance(result, (tuple, list)):
-        pair = [*cast("tuple[Any, ...]", result)]
-    if len(pair) != 2:
+    pair = cast("tuple[Any, ...]", result)
+    if not isinstance(result, (tuple, list)) or len(pair) != 2:
         raise TypeError(
-            f"{part} gave {_shown(cast(object, result))}; give a pair, "
-            f"({_name(first)}, {_name(second)}): the step function returns it, and an observer "
-            "hands it on"
+            f"{part} gave {_shown(pair)}; give a pair, ({_name(first)}, {_name(second)}): the step "
+            "function returns it, and an observer hands it on"
         )
     for place, each, wanted in (("first", pair[0], first), ("second", pair[1], second)):
         if not isinstance(each, wanted):

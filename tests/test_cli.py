@@ -219,7 +219,7 @@ MISTAKES = {
     "run x --device cpu --max-rows 100000000": "don't fit into memory",
     "bench --n 0": "max_rows is 0; give a whole number",
     "bench --model qwen3-0.6b-shape --dtype foo": "dtype is foo; choose one of float32",
-    "bench --model qwen3-0.6b-shape --n 100000000": "Unable to allocate",
+    "bench --model qwen3-0.6b-shape --n 100000000": "don't fit into memory",
 }
 
 

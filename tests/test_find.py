@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from nva.loading import find
-from nva.loading.find import find_model
+from nva.loading.find import find_model, name_of
 
 COMMIT = "a" * 40
 INDEX = "model.safetensors.index.json"
@@ -322,3 +322,12 @@ def test_a_place_that_can_not_be_looked_at_is_said(no_hub, monkeypatch) -> None:
     monkeypatch.setattr(find, "cache_folder", refuse)
     with pytest.raises(ValueError, match="no model named, and no demo model .* someone else"):
         find_model(None)
+
+
+def test_a_model_is_called_by_its_hub_id_or_its_folder(hub: Hub, tmp_path, monkeypatch) -> None:
+    assert name_of(hub.folder) == "org/demo"
+    assert name_of(tmp_path / "models--gpt2" / "snapshots" / COMMIT) == "gpt2"
+    assert name_of(tmp_path / "Qwen3-0.6B") == "Qwen3-0.6B"
+    assert name_of(tmp_path / "snapshots" / "demo") == "demo"
+    monkeypatch.chdir(tmp_path)
+    assert name_of(Path(".")) == name_of(Path("x/..").resolve()) == tmp_path.name

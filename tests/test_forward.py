@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from nva.forward import KV, empty_kv, make_forward
-from nva.kernels import reference
+from nva.kernels import Device, reference
 from nva.kernels.cpu.device import PLAIN
+from nva.kernels.cpu.operators import COMPILED
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.state.plan import Batch
 from tests.devices import mutated
@@ -185,3 +186,112 @@ def test_a_compiled_backend_is_asked_unless_eager_is_enforced(kv: KV) -> None:
     assert asked == []
     make_forward(SPEC, LIMITS, device)(PARAMS, kv, prefill())
     assert len(asked) == 1
+
+
+N_IDS = LIMITS.n_scratch + LIMITS.n_blocks
+ROOM = LIMITS.table_width * LIMITS.block_size
+
+
+def changed(batch: Batch, name: str, index: Any, value: int) -> Batch:
+    """The batch with one entry of one array replaced."""
+    array = getattr(batch, name).copy()
+    array[index] = value
+    return with_arrays(batch, **{name: array})
+
+
+BEYOND = {
+    "a slot after the cache": ("slots", 3, N_IDS * LIMITS.block_size, "slots are in .* a cache of"),
+    "a slot before it": ("slots", 0, -1, "slots are in .* a cache of"),
+    "a block that a row reads": (
+        "block_tables",
+        (0, 1),
+        N_IDS,
+        "block_tables are in .* a cache of",
+    ),
+    "a block before the first": ("block_tables", (1, 0), -3, "block_tables are in"),
+    "a token": ("token_ids", 2, 97, "token_ids are in .* the model's vocabulary"),
+    "a token before the first": ("token_ids", 2, -1, "token_ids are in"),
+    "a position": ("positions", (0, 2), LIMITS.max_model_len, "positions are in .* max_model_len"),
+    "a row of logits": ("logit_index", 0, 21, "logit_index are in .* the batch's own tokens"),
+    "a context longer than its table": ("context_lens", 0, ROOM + 1, "context_lens are in"),
+    "a context longer than int32 adds up": ("context_lens", 0, 2**31 - 1, "context_lens are in"),
+    "a context shorter than its queries": ("context_lens", 1, 6, "context_lens are .* holds"),
+    "no context": ("context_lens", -1, 0, "context_lens are .* at least 1"),
+    "rows that end late": ("query_ends", -1, 22, "query_ends are .* end at the batch's 21 tokens"),
+    "rows that descend": ("query_ends", 0, 19, "query_ends are .* they ascend"),
+}
+
+
+@pytest.mark.parametrize("device", [PLAIN, COMPILED], ids=["plain", "compiled"])
+@pytest.mark.parametrize(("name", "index", "value", "message"), BEYOND.values(), ids=BEYOND)
+def test_a_batch_beyond_its_model_or_cache_is_refused(
+    kv: KV, device: Device, name: str, index: Any, value: int, message: str
+) -> None:
+    """Before anything is written, and the handle still serves. The compiled kernels would read or
+    write somebody else's memory."""
+    params = packed_for(device)
+    forward = make_forward(SPEC, LIMITS, device)
+    with pytest.raises(ValueError, match=message):
+        forward(params, kv, changed(prefill(), name, index, value))
+    assert not any(tensor.any() for cache in kv.layers for tensor in cache)
+    logits, _ = forward(params, kv, prefill())
+    assert logits.isfinite().all()
+
+
+def packed_for(device: Device) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return random_params(SPEC, torch.float32, generator, device.kernels, std=0.3)
+
+
+@pytest.mark.parametrize("copies", [[[7, N_IDS]], [[-1, 20]]])
+def test_copies_beyond_the_cache_are_refused(forward, kv: KV, copies: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="copies are in .* a cache of"):
+        forward(PARAMS, kv, with_arrays(prefill(), copies=np.array(copies)))
+
+
+def test_what_a_table_holds_beyond_its_context_is_arbitrary(forward, kv: KV) -> None:
+    """A row of 7 tokens in blocks of 4 has 2 blocks."""
+    expected, kv = forward(PARAMS, kv, prefill())
+    found, _ = forward(PARAMS, kv, changed(prefill(), "block_tables", (1, slice(2, None)), 10**6))
+    assert torch.equal(found, expected)
+
+
+def test_a_batch_for_a_large_cache_is_refused_by_a_small_one(forward) -> None:
+    """Through public functions alone: the state's limits are not those of the cache."""
+    small = empty_kv(SPEC, attrs.evolve(LIMITS, n_blocks=8), torch.float32)
+    with pytest.raises(ValueError, match="empty_kv.spec, limits"):
+        forward(PARAMS, small, prefill())
+
+
+OTHER_CACHES = {
+    "of other heads": ({"n_kv_heads": 1}, torch.float32, "2 layers of 1 KV heads of 4"),
+    "of another size": ({"head_dim": 8}, torch.float32, "2 layers of 2 KV heads of 8"),
+    "of fewer layers": (
+        {"n_layers": 1, "rope_ids": (0,), "windows": (None,), "experts": (None,)},
+        torch.float32,
+        "1 layers of 2",
+    ),
+    "in another type": ({}, torch.bfloat16, "4 in torch.bfloat16, the model .* in torch.float32"),
+}
+
+
+@pytest.mark.parametrize(("fields", "dtype", "message"), OTHER_CACHES.values(), ids=OTHER_CACHES)
+def test_another_models_cache_is_refused(forward, fields: Any, dtype: Any, message: str) -> None:
+    other = empty_kv(attrs.evolve(SPEC, **fields), LIMITS, dtype)
+    with pytest.raises(ValueError, match=message):
+        forward(PARAMS, other, prefill())
+
+
+SHAPES = {
+    "slots": lambda batch: batch.slots[:-1],
+    "positions": lambda batch: np.tile(batch.positions, (3, 1)),
+    "block_tables": lambda batch: batch.block_tables[:-1],
+    "context_lens": lambda batch: batch.context_lens[:-1],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_arrays_that_are_not_as_long_as_the_others_are_refused(forward, kv: KV, name: str) -> None:
+    batch = prefill()
+    with pytest.raises(ValueError, match=f"{name} is .*, not .* 21 tokens in 3 rows"):
+        forward(PARAMS, kv, with_arrays(batch, **{name: SHAPES[name](batch)}))

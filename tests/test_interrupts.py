@@ -16,11 +16,16 @@ PARAMS = nva.SamplingParams(max_tokens=12, logprobs=0, min_tokens=1, stop="@")
 SMALL = attrs.evolve(LIMITS, n_blocks=12, max_rows=4)  # so that a step takes cached blocks
 
 
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line that nva's code runs after start()."""
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
-    def __init__(self, line: int) -> None:
-        self.left, self.is_done = line, False
+
+class Interrupter:
+    """Raises KeyboardInterrupt, or does something else, at the n-th line that nva's code runs after
+    start()."""
+
+    def __init__(self, line: int, act=interrupted) -> None:
+        self.left, self.is_done, self.act = line, False, act
 
     def start(self) -> None:
         frame = sys._getframe(1)
@@ -38,7 +43,7 @@ class Interrupter:
             if self.left <= 0:
                 self.is_done = True
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                self.act()
         return self.trace
 
 
@@ -83,7 +88,7 @@ def served_beside_one_that_is_interrupted(interrupt) -> int:
     return was_interrupted
 
 
-@pytest.mark.parametrize("line", range(1, 700, 3))
+@pytest.mark.parametrize("line", range(1, 700, 7))
 def test_an_interrupt_at_any_line_of_reading_loses_nothing(line) -> None:
     """From the call for an event on: the arrival, the step, what it tells."""
     was_interrupted = served_beside_one_that_is_interrupted(lambda _: Interrupter(line).start())
@@ -91,7 +96,7 @@ def test_an_interrupt_at_any_line_of_reading_loses_nothing(line) -> None:
 
 
 @pytest.mark.parametrize("part", ["schedule", "pack", "forward", "sample", "commit"])
-@pytest.mark.parametrize("line", range(1, 140, 3))
+@pytest.mark.parametrize("line", range(1, 140, 9))
 def test_a_second_interrupt_while_the_first_is_taken_back_loses_nothing(part, line) -> None:
     def interrupt(engine):
         second = Interrupter(line)
@@ -106,3 +111,24 @@ def test_a_second_interrupt_while_the_first_is_taken_back_loses_nothing(part, li
         engine.observe = observe
 
     assert served_beside_one_that_is_interrupted(interrupt)
+
+
+@pytest.mark.parametrize("line", range(1, 400, 5))
+def test_a_signal_handler_that_closes_a_stream_anywhere_ends_it(line) -> None:
+    """Within an arrival, a step, a read, an abort of another stream: whatever this thread is at."""
+    engine = toy_engine(SMALL)
+    other, doomed = (nva.stream(engine, prompt, PARAMS) for prompt in ("abc", "gfedcbagfe"))
+    closing, reading = nva.stream(engine, "cba", PARAMS), nva.stream(engine, "bca", PARAMS)
+    events = [next(other)]
+    next(doomed), next(closing)
+    with untraced():
+        Interrupter(line, act=doomed.close).start()
+        closing.close()
+        read = list(reading)
+    doomed.close()
+    assert read[-1].text == expected("bca", 12)
+    events += other
+    assert events[-1].text == expected("abc", 12)
+    assert not is_busy(engine.state) and engine.before is None and not engine.posted
+    assert len(engine.answers.transcripts) == len(engine.answers.unread) == 0
+    check(engine.state)

@@ -38,6 +38,7 @@ WRONG = {
     "no pair": ("schedule", lambda found: found[1], r"schedule gave Plan .*; give a pair, \(EngineState, Plan\)"),
     "nothing": ("schedule", lambda _: None, r"schedule gave NoneType None; give a pair, \(EngineState, Plan\)"),
     "three": ("pack", lambda found: (*found, 1), r"pack gave tuple .*; give a pair, \(Batch, Draw\)"),
+    "a batch alone": ("pack", lambda found: found[0], r"pack gave Batch .*; give a pair, \(Batch, Draw\)"),
     "the wrong way round": ("schedule", lambda found: found[::-1], "schedule gave Plan .* as the first of its pair; give EngineState"),
     "another record": ("pack", lambda found: (found[0], found[0]), "pack gave Batch .* as the second of its pair; give Draw"),
     "no output": ("commit", lambda found: (found[0], None), "commit gave NoneType None as the second of its pair; give Output"),
@@ -61,8 +62,13 @@ def test_a_step_that_gives_something_else_is_named(part, change, message) -> Non
 
 def test_an_observer_that_keeps_what_it_saw_is_named() -> None:
     engine = toy_engine()
-    engine.observe = lambda part, result: None if part == "pack" else result
-    with pytest.raises(TypeError, match="pack gave NoneType None; .* an observer hands it on"):
+    for kept in ("schedule", "pack", "forward", "commit"):
+        engine.observe = lambda part, result, kept=kept: None if part == kept else result
+        message = f"{kept} gave NoneType None; .* an observer hands it on"
+        with pytest.raises(TypeError, match=message):
+            nva.generate(engine, "abc", SHORT)
+    engine.observe = lambda part, result: None if part == "sample" else result
+    with pytest.raises(TypeError, match="sample gave NoneType None; give Sampled"):
         nva.generate(engine, "abc", SHORT)
 
 

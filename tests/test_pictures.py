@@ -31,6 +31,11 @@ def ink(mode: str) -> Pillow.Image:
     """A black square on a ground that is transparent, and black where nobody looks."""
     image = Pillow.new("RGBA", (16, 16), (0, 0, 0, 0))
     image.paste((0, 0, 0, 255), (4, 4, 12, 12))
+    if mode == "PA":
+        indexed = Pillow.new("PA", (16, 16), (0, 0))
+        indexed.paste((0, 255), (4, 4, 12, 12))
+        indexed.putpalette([0, 0, 0])
+        return indexed
     if mode == "La":
         return image.convert("LA").convert("La")
     return image.convert(mode)

@@ -33,7 +33,7 @@ def letters(ids) -> str:
 class Letters:
     """A tokenizer of that text."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, **_) -> list[int]:
         return ["abcdefg".index(letter) for letter in text]
 
 
@@ -57,7 +57,7 @@ def toy_engine(limits: Limits = LIMITS, seconds: float = 0.0, **steps) -> Engine
         state=empty(limits),
         tokenizer=Letters(),
         reader=None,
-        detokenizer=Detokenizer(decode=letters, visible=frozenset(range(7)), byte_ids=frozenset()),
+        detokenizer=Detokenizer(decode=letters, visible=frozenset(range(7))),
         eos_ids=frozenset(),
         defaults={"temperature": 0.0},
     )

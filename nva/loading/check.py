@@ -14,6 +14,8 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from nva.forward import Forward, empty_kv, make_forward
 from nva.kernels import Device
@@ -38,8 +40,8 @@ operators make 1."""
 def self_check(spec: ModelSpec, device: Device, dtype: torch.dtype) -> None:
     """Run a tiny model with this one's heads, ropes and windows on the device and on the reference.
 
-    Raises DeviceError if their logits differ by more than rounding. A device that needs no check
-    gets none."""
+    Raises DeviceError if their logits differ by more than rounding, or the device can't run it. A
+    device that needs no check gets none."""
     if not device.is_checked:
         return
     tiny = _tiny(spec)
@@ -54,15 +56,25 @@ def self_check(spec: ModelSpec, device: Device, dtype: torch.dtype) -> None:
         token_buckets=(16, 600, 1024),
         row_buckets=(4,),
     )
-    found = _deviation_of_logits(tiny, limits, device, dtype)
-    if tiny.vision:
-        found = np.maximum(found, _deviation_of_features(tiny, device, dtype))
+    try:
+        found = _deviation_of_logits(tiny, limits, device, dtype)
+        if tiny.vision:
+            found = np.maximum(found, _deviation_of_features(tiny, device, dtype))
+    except Exception as error:
+        raise DeviceError(
+            f"device {device.name} can't run a tiny model with {_heads(spec)} "
+            f"({type(error).__name__}: {error}). {_ADVICE}"
+        ) from error
     if not found < TOLERANCE[dtype]:
         raise DeviceError(
-            "the device computes something else than the reference: logits of a tiny model with "
-            f"this model's heads ({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim}), or "
-            f"what it makes of an image, are {found:.2g} standard deviations off. {_ADVICE}"
+            f"device {device.name} computes something else than the reference: logits of a tiny "
+            f"model with {_heads(spec)}, or what it makes of an image, are {found:.2g} standard "
+            f"deviations off. {_ADVICE}"
         )
+
+
+def _heads(spec: ModelSpec) -> str:
+    return f"this model's heads ({spec.n_heads} and {spec.n_kv_heads} of {spec.head_dim})"
 
 
 _ADVICE = (
@@ -128,7 +140,7 @@ def _deviation_of_logits(
 
 def _both(
     expected: Forward, tested: Forward, seen: list[float], params: Any, kv: Any, batch: Batch
-) -> tuple[torch.Tensor, Any]:
+) -> tuple[Tensor, Any]:
     """Two forwards as one, whose parameters and caches are pairs. It answers what the first does,
     and notes how far the second is off."""
     logits, kv_expected = expected(params[0], kv[0], batch)
@@ -137,7 +149,7 @@ def _both(
     return logits, (kv_expected, kv_tested)
 
 
-def _deviation(expected: torch.Tensor, found: torch.Tensor) -> float:
+def _deviation(expected: Tensor, found: Tensor) -> float:
     """The largest difference, in standard deviations of what is expected."""
     return float((expected - found.cpu()).abs().max() / expected.std())
 
@@ -161,8 +173,8 @@ def _weights(spec: ModelSpec, side: Device, dtype: torch.dtype) -> Params:
     """The same random weights on every device."""
     generator = torch.Generator().manual_seed(0)
     params = random_params(spec, dtype, generator, side.kernels, std=0.2)
-    move = lambda tensor: tensor.to(side.where)  # noqa: E731 - packed weights hold sizes too
-    return torch.utils._pytree.tree_map_only(torch.Tensor, move, params)
+    # Packed weights hold sizes too, which lie nowhere.
+    return tree_map_only(Tensor, lambda tensor: tensor.to(side.where), params)
 
 
 def _three_prompts(spec: ModelSpec, limits: Limits) -> EngineState:

@@ -75,6 +75,15 @@ def demo_folder() -> Path:
     return cache_folder() / DEMO_MODEL
 
 
+def name_of(folder: Path) -> str:
+    """What a model is called: its hub id where the folder lies in the hub's cache, whose own name
+    is a commit; else the folder's name."""
+    snapshots, repository = folder.parent, folder.parent.parent.name
+    if snapshots.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.resolve().name if folder.name in ("", "..") else folder.name
+
+
 def _demo() -> Path:
     try:
         folder = demo_folder()

@@ -24,7 +24,7 @@ from nva.host.messages import say
 from nva.kernels import Change, Device, Kernels, backend, reference, with_kernels
 from nva.loading.check import self_check
 from nva.loading.defaults import read_defaults
-from nva.loading.find import check_files, find_model
+from nva.loading.find import check_files, find_model, name_of
 from nva.loading.options import LoadOptions, Options
 from nva.loading.sizes import (
     block_bytes,
@@ -141,7 +141,7 @@ def assemble(
     kv = warm_up(forward, params, kv, limits)
     eos_ids = checkpoint.eos_ids | _eos_ids(tokenizer)
     return Engine(
-        name=checkpoint.folder.name,
+        name=name_of(checkpoint.folder),
         checkpoint=checkpoint,
         params=params,
         forward=forward,
@@ -240,10 +240,13 @@ def _decided(
         parts = ["compiled kernels" if device.is_host else f"kernels of {device.name}"]
     if device.is_host:
         n_threads = min(torch.get_num_threads(), cpu_quota() or torch.get_num_threads())
-        parts += [torch.backends.cpu.get_cpu_capability(), f"{n_threads} threads"]
+        parts += [
+            torch.backends.cpu.get_cpu_capability(),
+            f"{n_threads} thread{'s' if n_threads > 1 else ''}",
+        ]
     cache = limits.n_blocks * block_bytes(spec, limits.block_size, dtype, device)
     return (
-        f"{checkpoint.folder.name} on {device.where} ({', '.join(parts)}), weights of "
+        f"{name_of(checkpoint.folder)} on {device.where} ({', '.join(parts)}), weights of "
         f"{gib(weights_bytes(spec, dtype))} in {str(dtype).removeprefix('torch.')}, KV cache of "
         f"up to {gib(cache)} ({limits.n_blocks} blocks of {limits.block_size} tokens), "
         f"{limits.max_rows} rows of up to {limits.max_model_len} tokens"

@@ -65,14 +65,11 @@ def check_batch(batch: Batch, bounds: Bounds) -> None:
 
     # 3. Contexts fit the tables, and the blocks that they reach are in the cache. Other entries of
     #    a table are arbitrary, but mostly in the cache too, so the whole table is looked at first.
-    n_blocks = (lens + (bounds.block_size - 1)) // bounds.block_size
     width = batch.block_tables.shape[1]
-    if n_blocks.max() > width:
-        raise ValueError(
-            f"context_lens go up to {lens.max()} tokens; block_tables hold {width} blocks of "
-            f"{bounds.block_size} tokens; {_ADVICE}"
-        )
+    of_tables = f"tables of {width} blocks of {bounds.block_size} tokens; {_ADVICE}"
+    _check_range("context_lens", lens, width * bounds.block_size + 1, of_tables)
     if batch.block_tables.view(np.uint32).max() >= bounds.n_ids:
+        n_blocks = (lens + (bounds.block_size - 1)) // bounds.block_size
         columns = np.arange(width, dtype=np.int32)
         is_used: Bool = columns < n_blocks[:, None]
         _check_range("block_tables", batch.block_tables[is_used], bounds.n_ids, of_cache)
@@ -96,6 +93,12 @@ def _check_shapes(batch: Batch, bounds: Bounds) -> None:
             )
     if not n_tokens or not n_rows:
         raise ValueError("the batch has no tokens; a step computes at least one")
+    for span in batch.images:
+        if not (0 <= span.packed <= span.packed + span.count <= n_tokens):
+            raise ValueError(
+                f"an image is shown at tokens [{span.packed}, {span.packed + span.count}) of the "
+                f"batch's {n_tokens}"
+            )
 
 
 def _check_range(name: str, values: Int, end: int, whose: str) -> None:

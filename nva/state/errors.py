@@ -18,7 +18,7 @@ class InvariantError(AssertionError):
 
 
 class DeviceError(RuntimeError):
-    """A device, or somebody's own kernels, compute something else than the reference."""
+    """A device, or somebody's own kernels, can't compute what the reference does."""
 
 
 def check_names(

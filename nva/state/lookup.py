@@ -22,14 +22,16 @@ class Lookup(Generic[K, V]):
         oldest  --undo-->  older  --undo-->  newest {dict}
 
     So the newest version costs what a dict costs. Any other one can still be read or changed: it
-    takes the dict over, at the price of the changes between."""
+    takes the dict over, at the price of the changes between. Exactly one version has the dict at
+    any moment, wherever an interrupt falls; what it has still to change is noted beside."""
 
-    __slots__ = ("_items", "_newer", "_undo")
+    __slots__ = ("_due", "_items", "_newer", "_undo")
 
     def __init__(self, items: dict[K, V] | None = None) -> None:
         self._items: dict[K, V] | None = items if items is not None else {}
         self._newer: Lookup[K, V] | None = None
-        self._undo: dict[K, V | None] = {}
+        self._undo: Mapping[K, V | None] = {}
+        self._due: Mapping[K, V | None] = {}
 
     def get(self, key: K) -> V | None:
         """The value under the key, None if there is none."""
@@ -75,29 +77,34 @@ class Lookup(Generic[K, V]):
     def _hand_over(self, other: Lookup[K, V], changes: Mapping[K, V | None]) -> None:
         """Make the dict the other version's, which differs from this one by the changes."""
         items = self._taken_over()
-        undo = {key: items.get(key) for key in changes}
-        # Both versions are told before the dict changes, without a call between: an interrupt
-        # leaves this version as it was.
-        other._items = items
-        other._newer = None
-        other._undo = {}
-        self._items = None
+        self._undo = {key: items.get(key) for key in changes}
         self._newer = other
-        self._undo = undo
-        items.update(changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        if None in changes.values():
-            for key in [key for key, value in changes.items() if value is None]:
-                del items[key]
+        other._due = changes
+        # One statement without a call: no interrupt comes in between.
+        self._items, other._items = None, items
+        other._taken_over()
 
     def _taken_over(self) -> dict[K, V]:
         """The dict with this version's content: taken from the newest version, through all
         between."""
-        if self._items is not None:
-            return self._items
+        items = self._items
+        if items is None:
+            items = self._walked()
+        if self._due:
+            # An interrupt in the midst has it done again, which makes no difference.
+            items.update(self._due)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            if None in self._due.values():
+                for key in [key for key, value in self._due.items() if value is None]:
+                    items.pop(key, None)
+            self._due = {}
+        return items
+
+    def _walked(self) -> dict[K, V]:
         path: list[Lookup[K, V]] = []
-        version = self
-        while version._newer is not None:
+        version: Lookup[K, V] = self
+        while version._items is None:
             path.append(version)
+            assert version._newer is not None
             version = version._newer
         for older in reversed(path):
             version._hand_over(older, older._undo)

@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,31 +165,24 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _processor(folder: Path) -> Any:
-    """The checkpoint's image processor, in the form that needs no torchvision."""
+    """The checkpoint's image processor, in the form that needs no torchvision. All of Qwen's are
+    one, which has had several names."""
     config = processor_config(folder)
     if config is None:
         raise ValueError(
             f"{folder} has neither {CONFIG} nor {ALL_CONFIG} with an image_processor, which say "
             "how images are prepared; download them"
         )
-    name = config["image_processor_type"] = _processor_type(config)
-    config.pop("auto_map", None)  # names code of the checkpoint's, which is never run
-    try:
-        with IMPORTS, tempfile.TemporaryDirectory() as written:
-            from transformers import AutoImageProcessor
-
-            (Path(written) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-            return AutoImageProcessor.from_pretrained(
-                written, backend="pil", local_files_only=True, trust_remote_code=False
-            )
-    except (ValueError, TypeError, KeyError) as error:  # what odd settings lead to
-        raise ValueError(
-            f"no image processor {name} can be made from {folder}: {error!s:.200}"
-        ) from error
-
-
-def _processor_type(config: Mapping[str, Any]) -> str:
-    """The name of the processor's class. All of Qwen's are one, which has had several names."""
     name = config.get("image_processor_type") or config.get("feature_extractor_type")
-    is_qwen = name is None or re.match(r"Qwen\d(_\d)?_?VL", str(name))
-    return "Qwen2VLImageProcessor" if is_qwen else str(name)
+    if name is not None and not re.match(r"Qwen\d(_\d)?_?VL", str(name)):
+        raise ValueError(
+            f"{folder} asks for the image processor {name!r:.80}, which nva doesn't know; it knows "
+            "Qwen2VLImageProcessor"
+        )
+    try:
+        with IMPORTS:
+            from transformers import Qwen2VLImageProcessorPil
+
+            return Qwen2VLImageProcessorPil.from_dict(config)
+    except (ValueError, TypeError, KeyError) as error:  # what odd settings lead to
+        raise ValueError(f"no image processor can be made from {folder}: {error!s:.200}") from error

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nva.state.plan import Draw
 from nva.state.request import NO_LOGPROBS, ROW_PARAMS
+from nva.steps import contenders
 from nva.steps import sample as sample_module
 from nva.steps.filters import adjust, filter_gaps, penalize, pick
 from nva.steps.noise import gumbel, row_keys
@@ -270,6 +271,53 @@ def test_a_batch_gives_what_the_plain_functions_give_row_by_row(n_tokens):
             row = penalize(row, torch.tensor(history[j]), 4, *penalties)
         expected.append(int(pick(row, noise[j], params)))
     assert tokens_of(x, draw).tolist() == expected
+
+
+@pytest.mark.parametrize("top_k", [[0, 0], [4, 4]], ids=["bits", "sorted"])
+def test_where_top_p_is_off_no_rounding_drops_a_token(top_k):
+    """The last tokens are too unlikely to change a sum in float32; a batch mate has a top_p."""
+    gaps = torch.tensor([[0.0, 30.0, 31.0, 32.0, 33.0]] * 2)
+    filter_gaps(gaps, draw_of([0, 0], top_p=[1.0, 0.5], top_k=top_k).params)
+    n_kept = (gaps < torch.inf).sum(1).tolist()
+    assert n_kept == [top_k[0] or 5, 1]
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("top_p", [1.0, 0.99])
+def test_a_token_exactly_at_the_limit_of_min_p_stays(top_k, top_p):
+    limit = -np.log(np.float32(0.5))
+    gaps = torch.tensor([[0.0, float(limit), float(np.nextafter(limit, np.float32(9))), 5.0]])
+    filter_gaps(gaps, draw_of([0], min_p=0.5, top_k=top_k, top_p=top_p).params)
+    assert (gaps < torch.inf).tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, None], ids=["greedy", "mixed"])
+def test_a_device_gives_what_the_host_gives(monkeypatch, temperature):
+    """The ways of a device, run here: nothing is gathered, and one copy brings all results."""
+    n, n_tokens = 60, 3000
+    logits = torch.tensor(RNG.normal(size=(n, n_tokens)) * 3, dtype=torch.float32)
+    logits[7] = torch.nan
+    kinds = {
+        "temperature": RNG.choice([0, 0.7, 1.2], n) if temperature is None else temperature,
+        "top_k": RNG.choice([0, 3, 40], n),
+        "top_p": RNG.choice([1.0, 0.9], n),
+        "min_p": RNG.choice([0.0, 0.05], n),
+    }
+    draw = draw_of(range(n), samples=range(n), n_logprobs=2, scored=[(0, 3), (2, 1)], k=1, **kinds)
+    on_host = sample(logits, draw)
+    for module in (sample_module, contenders):
+        monkeypatch.setattr(module, "on_host", lambda x: False)
+    found = sample(logits, draw)
+    assert found.is_finite.dtype == on_host.is_finite.dtype == np.bool_
+    assert found.is_finite.tolist() == on_host.is_finite.tolist()
+    assert not found.is_finite[7]
+    healthy = found.is_finite
+    assert (found.tokens[healthy] == on_host.tokens[healthy]).all()
+    for name in ("chosen", "ranks", "top_tokens", "top"):
+        ours, theirs = getattr(on_host.logprobs, name), getattr(found.logprobs, name)
+        assert ours.dtype == theirs.dtype
+        assert (ours[healthy] == theirs[healthy]).all()
+        assert (getattr(on_host.scores, name) == getattr(found.scores, name)).all()
 
 
 def test_ties_at_the_edge_stay_together():
