@@ -41,8 +41,8 @@ class KV:
         if self._layers is None:
             raise RuntimeError(
                 "this KV handle was already given to a forward, which has overwritten what it "
-                "stood for; "
-                "keep the handle that the forward returned: logits, kv = forward(params, kv, batch)"
+                "stood for; keep the handle that the forward returned: "
+                "logits, kv = forward(params, kv, batch)"
             )
         return self._layers
 
@@ -113,8 +113,8 @@ def make_forward(
             # Padding, and nothing else, is written to the scratch blocks.
             is_padding=arrays["slots"] < n_scratch_slots if any(spec.experts) else None,
         )
-        # Where shapes are padded, they are compiled: images that come and go must not make other
-        # graphs.
+        # With buckets the forward is compiled. Steps without images then pass zeros for features,
+        # so that both kinds share one graph.
         if spread and (batch.images or limits.token_buckets):
             features, is_image = spread(params["vision"], batch)
             inputs = attrs.evolve(inputs, features=features, is_image=is_image)

@@ -17,6 +17,7 @@ from nva.loading.check import self_check
 from nva.loading.warm_up import filled_batch, run_largest, shapes, warm_up
 from nva.models import ModelSpec, RopeSpec, random_params
 from nva.models.spec import ExpertSpec, VisionSpec
+from nva.state.bounds import Bounds, check_batch
 from nva.state.errors import DeviceError
 from nva.state.limits import Limits
 from nva.state.media import Image
@@ -63,6 +64,45 @@ def test_shapes_are_those_that_a_step_can_have():
     """16 tokens are at most 16 rows, and those with the row of padding fit 17."""
     assert shapes(limits()) == [(16, 17), (64, 17), (64, 33)]
     assert shapes(limits((), ())) == []
+
+
+def test_a_shape_that_no_step_can_have_is_not_compiled():
+    """Steps of more tokens than the pool has slots, or than the rows can hold."""
+    of_two_blocks = limits((16, 32, 64), (33,), n_blocks=2, max_model_len=32)
+    assert shapes(of_two_blocks) == [(16, 33), (32, 33)]
+    buckets = tuple(range(16, 177, 16))
+    short_rows = limits(buckets, (9, 33), max_model_len=16, n_blocks=99, max_batched_tokens=176)
+    found = shapes(short_rows)
+    assert [n_tokens for n_tokens, n_rows in found if n_rows == 9] == list(range(16, 145, 16))
+    assert [n_tokens for n_tokens, n_rows in found if n_rows == 33] == list(buckets)
+
+
+@given(
+    max_rows=st.integers(1, 40),
+    max_model_len=st.integers(2, 90),
+    n_blocks=st.integers(1, 30),
+    first=st.integers(2, 40),
+)
+def test_what_is_compiled_is_within_every_bound(max_rows, max_model_len, n_blocks, first):
+    """The forward would refuse it otherwise, for the cache that there is."""
+    tokens = [min(first, max_model_len)]
+    while tokens[-1] < 64:
+        tokens.append(min(64, 4 * tokens[-1], tokens[-1] + max_model_len))
+    rows = tuple(sorted({min(17, max_rows + 1), max_rows + 1}))
+    bounds = limits(
+        tuple(tokens), rows, max_rows=max_rows, max_model_len=max_model_len, n_blocks=n_blocks
+    )
+    for n_tokens, n_rows in shapes(bounds):
+        check_batch(
+            filled_batch(bounds, n_tokens, n_rows),
+            Bounds(
+                n_ids=bounds.n_scratch + bounds.n_blocks,
+                block_size=bounds.block_size,
+                vocab_size=bounds.vocab_size,
+                max_model_len=max_model_len,
+                position_axes=1,
+            ),
+        )
 
 
 def test_warm_up_runs_every_shape_once():

@@ -1,8 +1,8 @@
 """How much memory of this machine a cache may still take.
 
-The law: pages that the system keeps only because nobody needs them count as free, and a container's
-limit counts as the machine's end; what can't be found out is an error that says what to give
-instead. Read next: reference.py, which asks."""
+The law: reclaimable page cache counts as free; a container's (cgroup) limit counts as all the
+memory there is; what can't be found out is an error that says what to give instead. Read next:
+cpu/device.py, which asks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
-"""Files of a control group that tell its limit and its use, and the field of memory.stat with pages
-it can drop."""
+"""Of cgroup v1 and v2: the files with a group's limit and its use, and the field of memory.stat
+that counts reclaimable page cache."""
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had: of the machine's memory, and of the limit of every control group
-    around this process.
+    """Bytes that can be had: of the machine's memory, and of the limit of every cgroup around this
+    process.
 
     Raises ValueError where the system tells neither what is free nor how much memory there is.
     """
@@ -46,15 +46,11 @@ def _of_groups(root: Path) -> list[int]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        names, top = (
-            (_V1, root / "sys/fs/cgroup/memory") if controllers else (_V2, root / "sys/fs/cgroup")
-        )
+        names = _V1 if controllers else _V2  # a line of v2 names no controllers
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         inner = top / path.lstrip("/")
-        found += [
-            _left(folder, *names)
-            for folder in (inner, *inner.parents)
-            if folder.is_relative_to(top)
-        ]
+        folders = [each for each in (inner, *inner.parents) if each.is_relative_to(top)]
+        found += [_left(folder, *names) for folder in folders]
     return [left for left in found if left is not None]
 
 

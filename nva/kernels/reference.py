@@ -49,9 +49,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool = False) -
     trained, or after a weight that is stored as its difference from 1, as Gemma was."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (
-        (normed * (1 + weight.float())).to(x.dtype) if unit_offset else normed.to(x.dtype) * weight
-    )
+    if unit_offset:
+        return (normed * (1 + weight.float())).to(x.dtype)
+    return normed.to(x.dtype) * weight
 
 
 def add_rms_norm(
@@ -139,7 +139,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     n_rotated = cos.shape[-1]
-    turned, rest = x[..., :n_rotated], x[..., n_rotated:]
+    turned = x[..., :n_rotated]
+    rest = x[..., n_rotated:]
     low, high = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat((-high, low), dim=-1) * sin
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
@@ -205,10 +206,8 @@ def _group(
 ) -> Group:
     _, block_size, n_kv_heads, _ = k_cache.shape
     n_columns = int(host.context_lens[rows].max())
-    ids, arange = (
-        torch.tensor(rows, device=k_cache.device),
-        functools.partial(torch.arange, device=k_cache.device),
-    )
+    ids = torch.tensor(rows, device=k_cache.device)
+    arange = functools.partial(torch.arange, device=k_cache.device)
     n_padding = n_columns - on_device.context_lens[ids].long()
     positions = (arange(n_columns) - n_padding[:, None]).clamp(min=0)
     blocks = on_device.block_tables[ids].long().gather(1, positions // block_size)
@@ -234,15 +233,15 @@ def attention(
     out = torch.empty_like(q)
     for group in inputs:
         n_unseen = _first_seen(group.queries.shape[1], group.vectors.shape[2], window)
-        vectors, n_padding = group.vectors[..., n_unseen:], group.n_padding - n_unseen
+        vectors = group.vectors[..., n_unseen:]
+        n_padding = group.n_padding - n_unseen
         k, v = _gather(k_cache, vectors), _gather(v_cache, vectors)
         for queries, seen in _slices(group.queries, k.shape[2], q.shape[1], window):
-            visible = _visible(
-                n_padding - seen.start, queries.shape[1], seen.stop - seen.start, window
-            )
-            out[queries] = _attend(
-                q[queries].float() * scale, k[:, :, seen], v[:, :, seen], visible, sinks
-            ).to(q.dtype)
+            n_seen = seen.stop - seen.start
+            visible = _visible(n_padding - seen.start, queries.shape[1], n_seen, window)
+            scaled = q[queries].float() * scale
+            found = _attend(scaled, k[:, :, seen], v[:, :, seen], visible, sinks)
+            out[queries] = found.to(q.dtype)
     return out
 
 
@@ -257,8 +256,10 @@ def _slices(
 ) -> list[tuple[Tensor, slice]]:
     """Queries [G, S] in slices whose scores fit _SCORE_BYTES, each with the columns it sees."""
     n_rows, n_queries = queries.shape
-    slices, end = [], n_columns - n_queries
-    for part in queries.split(max(1, _SCORE_BYTES // (4 * n_rows * n_heads * n_columns)), dim=1):
+    slices = []
+    end = n_columns - n_queries
+    size = max(1, _SCORE_BYTES // (4 * n_rows * n_heads * n_columns))
+    for part in queries.split(size, dim=1):
         end += part.shape[1]
         slices.append((part, slice(_first_seen(part.shape[1], end, window), end)))
     return slices
@@ -295,12 +296,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | No
     scores = (q.flatten(2, 3) @ k.transpose(-1, -2)).unflatten(2, (-1, n_queries))
     scores.masked_fill_(~visible[:, None, None], -torch.inf)
     weights = scores.softmax(-1)
-    if (
-        sinks is not None
-    ):  # a sink's share: softmax over (scores, sink) is softmax(scores) * sigmoid(lse - sink)
-        weights *= torch.sigmoid(
-            scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1)
-        )
+    if sinks is not None:
+        # The softmax over (scores, sink) is softmax(scores) * sigmoid(logsumexp(scores) - sink).
+        above = scores.logsumexp(-1, keepdim=True) - sinks.float().view(n_kv_heads, -1, 1, 1)
+        weights *= torch.sigmoid(above)
     out = (weights.flatten(2, 3) @ v).unflatten(2, (-1, n_queries))
     return out.permute(0, 3, 1, 2, 4).reshape(n_rows, n_queries, n_heads, head_dim)
 

@@ -50,13 +50,20 @@ def filled_batch(limits: Limits, n_tokens: int, n_rows: int) -> Batch:
 
 
 def shapes(limits: Limits) -> list[tuple[int, int]]:
-    """The (tokens, rows) that padded batches can have: no step has more rows than tokens."""
+    """The (tokens, rows) that padded batches can have: a step has no more tokens than the pool has
+    slots, no more rows than tokens, and in no row more tokens than max_model_len."""
+    n_slots = limits.n_blocks * limits.block_size
+    # What a bucket holds is more than the bucket before it.
+    tokens = [
+        n_tokens
+        for fewer, n_tokens in itertools.pairwise((0, *limits.token_buckets))
+        if fewer < n_slots
+    ]
+    rows = itertools.pairwise((0, *limits.row_buckets))
     return [
         (n_tokens, n_rows)
-        for n_tokens, (fewer, n_rows) in itertools.product(
-            limits.token_buckets, itertools.pairwise((0, *limits.row_buckets))
-        )
-        if fewer < n_tokens + 1
+        for n_tokens, (fewer, n_rows) in itertools.product(tokens, rows)
+        if fewer < n_tokens + 1 and n_tokens <= n_rows * limits.max_model_len
     ]
 
 

@@ -28,12 +28,12 @@ R = TypeVar("R")
 def evolve(record: R, **changes: Any) -> R:
     """attrs.evolve in an eighth of its time, for records without slots, validators and
     converters."""
-    fields = record.__dict__
-    if not changes.keys() <= fields.keys():
-        unknown = ", ".join(sorted(changes.keys() - fields.keys()))
-        raise TypeError(f"{type(record).__name__} has no {unknown}")
     evolved = object.__new__(type(record))
-    evolved.__dict__.update(fields, **changes)
+    fields = evolved.__dict__
+    fields.update(record.__dict__, **changes)
+    if len(fields) > len(record.__dict__):
+        unknown = ", ".join(sorted(fields.keys() - record.__dict__.keys()))
+        raise TypeError(f"{type(record).__name__} has no {unknown}")
     return evolved
 
 

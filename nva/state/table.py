@@ -59,6 +59,14 @@ def entries_of(table: Table, row: int, start: int, end: int) -> Int:
     return freeze(table.shared.entries[table.lines[row], start:end])
 
 
+def slices_of(table: Table, rows: Ids, starts: list[int], ends: list[int]) -> list[Int]:
+    """Entries [start, end) of each of these rows, read-only."""
+    entries = freeze(table.shared.entries.view())
+    lines = table.lines[rows].tolist()
+    spans = zip(lines, starts, ends, strict=True)
+    return [entries[line, start:end] for line, start, end in spans]
+
+
 def entries_at(table: Table, rows: Ids, columns: Any) -> Int:
     """What numpy's indexing gives for these rows and columns, a copy."""
     return table.shared.entries[table.lines[rows], columns]

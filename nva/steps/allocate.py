@@ -20,13 +20,14 @@ from nva.state.plan import no_copies
 from nva.state.rows import (
     COLUMNS,
     NO_SOURCE,
+    Rows,
     block_table,
     n_reserved,
     request_of,
     token_ids,
     update,
 )
-from nva.state.table import Table, append_entries, entries_at, replace_entries
+from nva.state.table import append_entries, entries_at, replace_entries
 from nva.steps.prefix import forget
 
 
@@ -65,14 +66,17 @@ def release(blocks: Blocks, ids: Sequence[int]) -> Blocks:
     counts = blocks.ref_counts.copy()
     np.subtract.at(counts, np.asarray(ids, np.intp), 1)
     freed = [block for block in dict.fromkeys(ids) if counts[block] == 0]
-    freed.reverse()
+    blocks = evolve(blocks, ref_counts=freeze(counts), n_free=blocks.n_free + len(freed))
+    return _queued(blocks, freed[::-1])
+
+
+def _queued(blocks: Blocks, freed: list[int]) -> Blocks:
+    """The blocks with these in the free queue: unkeyed ones at the front, to be taken next; keyed
+    ones at the back, so that the least recently used of them is taken first."""
     keyed = [block for block in freed if block in blocks.keys]
     unkeyed = [block for block in freed if block not in blocks.keys]
-    # Unkeyed blocks go to the front, to be taken next; keyed ones to the back, so that the least
-    # recently used of them is taken first.
     blocks = _linked(blocks, [blocks.ring, *unkeyed, blocks.after[blocks.ring]])
-    blocks = _linked(blocks, [blocks.before[blocks.ring], *keyed, blocks.ring])
-    return evolve(blocks, ref_counts=freeze(counts), n_free=blocks.n_free + len(freed))
+    return _linked(blocks, [blocks.before[blocks.ring], *keyed, blocks.ring])
 
 
 def _linked(blocks: Blocks, ids: list[int], **changes: Any) -> Blocks:
@@ -91,18 +95,20 @@ def _linked(blocks: Blocks, ids: list[int], **changes: Any) -> Blocks:
 def _slots_due(state: EngineState, row_ids: Ids) -> tuple[Bool, Bool]:
     """For rows about to compute one token, [n] each: who needs a new block, and who a copy of its
     open one, because others hold that too."""
-    counts = state.blocks.ref_counts
     column = state.rows.n_computed[row_ids] // state.limits.block_size
     is_full = column >= state.rows.n_blocks[row_ids]
     open_block = entries_at(state.rows.block_tables, row_ids, column)  # anything where is_full
-    is_shared = ~is_full & (counts[open_block] > 1)
+    is_shared = ~is_full & (state.blocks.ref_counts[open_block] > 1)
     if is_any(is_shared):
-        # Where all holders of a block are about to copy it, the first may keep it.
-        found = np.where(is_shared, open_block, -1)
-        block, first, n_copies = np.unique(found, return_index=True, return_counts=True)
-        is_kept = (block >= 0) & (n_copies == counts[block])
-        is_shared[first[is_kept]] = False
+        is_shared[_keepers(state.blocks, open_block, is_shared)] = False
     return is_full, is_shared
+
+
+def _keepers(blocks: Blocks, open_block: Int, is_shared: Bool) -> Ids:
+    """Where all holders of a block are about to copy it, the first of them may keep it."""
+    found = np.where(is_shared, open_block, -1)
+    block, first, n_copies = np.unique(found, return_index=True, return_counts=True)
+    return first[(block >= 0) & (n_copies == blocks.ref_counts[block])]
 
 
 def n_blocks_due(state: EngineState, row_ids: Ids) -> int:
@@ -122,38 +128,38 @@ def grow(state: EngineState, row_ids: Ids) -> tuple[EngineState, Int]:
     if not is_any(is_due):
         return state, no_copies()
     blocks, ids = take(state.blocks, int(np.count_nonzero(is_due)))
+    state = evolve(state, blocks=blocks)
     new = np.array(ids, np.int32)
+    state = _lengthened(state, row_ids[is_full], new[is_full[is_due]])
+    return _unshared(state, row_ids[is_shared], new[is_shared[is_due]])
+
+
+def _lengthened(state: EngineState, row_ids: Ids, new: Int) -> EngineState:
+    """The state in which each of these rows, whose blocks are full, has one more."""
+    if not len(row_ids):
+        return state
     rows = state.rows
-    tables = rows.block_tables
-    n_blocks = rows.n_blocks
-    copies = no_copies()
-
-    # 1. A row whose blocks are full gets another.
-    full = row_ids[is_full]
-    if len(full):
-        tables = append_entries(tables, full, n_blocks[full], new[is_full[is_due]])
-        n_blocks = write(n_blocks, full, n_blocks[full] + 1)
-
-    # 2. A row whose open block is shared gets a copy in its place.
-    shared = row_ids[is_shared]
-    if len(shared):
-        column = rows.n_computed[shared] // state.limits.block_size
-        tables, old = _exchanged(tables, shared, column, new[is_shared[is_due]], n_blocks)
-        copies = np.stack([old, new[is_shared[is_due]]], axis=1)
-        blocks = release(blocks, old.tolist())
-    rows = evolve(rows, block_tables=tables, n_blocks=n_blocks)
-    return evolve(state, rows=rows, blocks=blocks), copies
+    lengths = rows.n_blocks[row_ids]
+    tables = append_entries(rows.block_tables, row_ids, lengths, new)
+    n_blocks = write(rows.n_blocks, row_ids, lengths + 1)
+    return evolve(state, rows=evolve(rows, block_tables=tables, n_blocks=n_blocks))
 
 
-def _exchanged(
-    tables: Table, row_ids: Ids, column: Int, new: Int, n_blocks: Int
-) -> tuple[Table, Int]:
-    """The block tables in which each row has a new block in this column, and the old blocks."""
-    held = entries_at(tables, row_ids, slice(None))
+def _unshared(state: EngineState, row_ids: Ids, new: Int) -> tuple[EngineState, Int]:
+    """The state in which each of these rows has a new block in the place of its open one; also the
+    copies [n, 2] that fill it."""
+    if not len(row_ids):
+        return state, no_copies()
+    rows = state.rows
+    column = rows.n_computed[row_ids] // state.limits.block_size
+    held = entries_at(rows.block_tables, row_ids, slice(None))
     at = np.arange(len(row_ids)), column
     old = held[at]
     held[at] = new
-    return replace_entries(tables, row_ids, held, n_blocks[row_ids]), old
+    tables = replace_entries(rows.block_tables, row_ids, held, rows.n_blocks[row_ids])
+    blocks = release(state.blocks, old.tolist())
+    state = evolve(state, rows=evolve(rows, block_tables=tables), blocks=blocks)
+    return state, np.stack([old, new], axis=1)
 
 
 def fork(
@@ -179,6 +185,22 @@ def duplicate(
 ) -> tuple[EngineState, list[int]]:
     """fork() within a step, between schedule() and commit(): if `row` waits for a token, so do the
     new rows, and the plan must give each of them a sample."""
+    check_can_fork(state, row, n)
+    first = _next_sample(state, row) if first_sample is None else first_sample
+    forks = np.flatnonzero(~state.rows.is_running)[:n]
+    samples = first + np.arange(n)
+    table = block_table(state.rows, row)
+    state = evolve(
+        state,
+        rows=_copied(state.rows, row, forks, samples),
+        blocks=_held_more(state.blocks, table, n),
+        history=digest(state.history, np.array([row, n, first]).tobytes()),
+    )
+    return state, forks.tolist()
+
+
+def check_can_fork(state: EngineState, row: int, n: int) -> None:
+    """Raise ValueError if the row doesn't decode, or fewer than n rows are free."""
     rows = state.rows
     is_computed = rows.n_samples[row] == 1 and rows.n_computed[row] >= rows.n_known[row] - 1
     if not (rows.is_running[row] and is_computed):
@@ -191,25 +213,25 @@ def duplicate(
             f"{n} forks asked, {n_free} rows free; raise max_rows or end other rows first"
         )
 
-    # 1. The new rows' columns and tables are copies of the row's.
-    first = _next_sample(state, row) if first_sample is None else first_sample
-    forks = np.flatnonzero(~rows.is_running)[:n]
+
+def _copied(rows: Rows, row: int, forks: Ids, samples: Ids) -> Rows:
+    """The rows with copies of a row in other rows, which are these samples of its request."""
     columns = {name: getattr(rows, name)[row] for name in COLUMNS}
-    columns["sample"] = first + np.arange(n)
+    columns["sample"] = samples
     tokens = token_ids(rows, row)
     table = block_table(rows, row)
     rows = update(rows, forks, **columns)
-    rows = evolve(
+    return evolve(
         rows,
         histories=replace_entries(rows.histories, forks, tokens, len(tokens)),
         block_tables=replace_entries(rows.block_tables, forks, table, len(table)),
     )
 
-    # 2. n more tables hold each of its blocks.
-    counts = state.blocks.ref_counts
-    blocks = evolve(state.blocks, ref_counts=write(counts, table, counts[table] + n))
-    history = digest(state.history, np.array([row, n, first]).tobytes())
-    return evolve(state, rows=rows, blocks=blocks, history=history), forks.tolist()
+
+def _held_more(blocks: Blocks, table: Int, n: int) -> Blocks:
+    """The blocks, n more tables holding each of these."""
+    counts = blocks.ref_counts
+    return evolve(blocks, ref_counts=write(counts, table, counts[table] + n))
 
 
 def _next_sample(state: EngineState, row: int) -> int:

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from nva.state.columns import Column, Float, Ids, Int, freeze
+from nva.state.columns import Column, Float, Ids, Int, freeze, is_any
 from nva.state.engine import EngineState
 from nva.state.limits import Limits, bucket_for
 from nva.state.media import positions_between
@@ -63,48 +63,52 @@ def _asked(plan: Plan, n_tokens: int, limits: Limits) -> Ids:
 
 
 def _pack_batch(state: EngineState, plan: Plan, ends: Int, logit_index: Ids) -> Batch:
-    limits = state.limits
-    rows = state.rows
     n_tokens = int(ends[-1])
     n_rows = len(plan.rows)
-    n_logits = len(logit_index)
-    buffer, views = laid_out(_shapes(state, plan, n_tokens, n_logits))
-
-    # 1. One entry for each token.
-    row_ids, positions = _unrolled(plan, ends)
-    block, offset = np.divmod(positions, limits.block_size)
-    held = entries_at(rows.block_tables, row_ids, block)
-    views["slots"][:n_tokens] = held * limits.block_size + offset
-    views["token_ids"][:n_tokens] = entries_at(rows.histories, row_ids, positions)
-    views["token_source"][...] = NO_SOURCE
-    if limits.position_axes == 1:
-        views["positions"][:, :n_tokens] = positions
-    else:
-        views["positions"][:, :n_tokens] = _rope_positions(state, plan)
-    if plan.token_sources is not None:
-        _leave_to_device(views, plan.token_sources, ends)
-
-    # 2. One entry for each row.
-    width = views["block_tables"].shape[1]
-    views["block_tables"][:n_rows] = entries_at(rows.block_tables, plan.rows, slice(width))
-    views["query_ends"][:n_rows] = ends
-    views["context_lens"][:n_rows] = plan.starts + plan.counts
-
-    # 3. The rest, and padding.
-    views["logit_index"][:n_logits] = logit_index
+    buffer, views = laid_out(_shapes(state, plan, n_tokens, len(logit_index)))
+    _fill_tokens(views, state, plan, ends)
+    _fill_rows(views, state, plan, ends)
+    views["logit_index"][: len(logit_index)] = logit_index
     views["copies"][...] = plan.copies
-    if limits.row_buckets:
-        _pad(views, n_tokens, n_rows, limits)
+    if state.limits.row_buckets:
+        _pad(views, n_tokens, n_rows, state.limits)
     return Batch(
         buffer=buffer,
         n_tokens=n_tokens,
         n_rows=n_rows,
-        n_logits=n_logits,
-        images=() if limits.position_axes == 1 else _images(rows, plan, ends),
+        n_logits=len(logit_index),
+        images=() if state.limits.position_axes == 1 else _images(state.rows, plan, ends),
         before=plan.before,
         after=plan.after,
         **views,
     )
+
+
+def _fill_tokens(views: dict[str, Int], state: EngineState, plan: Plan, ends: Int) -> None:
+    """One entry for each token: what it is, where it stands, and the slot it is written to."""
+    rows = state.rows
+    n_tokens = int(ends[-1])
+    row_ids, positions = _unrolled(plan, ends)
+    block, offset = np.divmod(positions, state.limits.block_size)
+    held = entries_at(rows.block_tables, row_ids, block)
+    views["slots"][:n_tokens] = held * state.limits.block_size + offset
+    views["token_ids"][:n_tokens] = entries_at(rows.histories, row_ids, positions)
+    views["token_source"][...] = NO_SOURCE
+    if plan.token_sources is not None:
+        _leave_to_device(views, plan.token_sources, ends)
+    if state.limits.position_axes > 1:
+        positions = _rope_positions(state, plan)
+    views["positions"][:, :n_tokens] = positions
+
+
+def _fill_rows(views: dict[str, Int], state: EngineState, plan: Plan, ends: Int) -> None:
+    """One entry for each row: its blocks, where its queries end, and how much it attends to."""
+    n_rows = len(plan.rows)
+    width = views["block_tables"].shape[1]
+    tables = entries_at(state.rows.block_tables, plan.rows, slice(width))
+    views["block_tables"][:n_rows] = tables
+    views["query_ends"][:n_rows] = ends
+    views["context_lens"][:n_rows] = plan.starts + plan.counts
 
 
 def _shapes(
@@ -206,13 +210,10 @@ def _pad(views: dict[str, Int], n_tokens: int, n_rows: int, limits: Limits) -> N
 
 def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) -> Draw:
     rows = state.rows
-    n_scores = len(plan.scores)
-    first_probe = n_sources + n_scores
+    first_probe = n_sources + len(plan.scores)
     sampling = rows.sampling.take(plan.sample_rows)  # several times faster than an index
     penalized, bias_at, bias = _adjustments(rows, plan, sampling)
-    scored = {score.row for score in plan.scores}
-    n_asked = [request_of(rows, row).params.prompt_logprobs or 0 for row in scored]
-    score_tokens = [token_ids(rows, score.row)[score.position] for score in plan.scores]
+    score_tokens, n_score_logprobs = _scored(rows, plan)
     return Draw(
         logit_rows=logit_rows,
         params=sampling,
@@ -224,10 +225,18 @@ def _pack_draw(state: EngineState, plan: Plan, logit_rows: Ids, n_sources: int) 
         bias_at=bias_at,
         bias=bias,
         score_rows=np.arange(n_sources, first_probe, dtype=np.int32),
-        score_tokens=np.array(score_tokens, np.int32),
-        n_score_logprobs=max(n_asked, default=0),
+        score_tokens=score_tokens,
+        n_score_logprobs=n_score_logprobs,
         probe_rows=np.arange(first_probe, first_probe + len(plan.probes)),
     )
+
+
+def _scored(rows: Rows, plan: Plan) -> tuple[Int, int]:
+    """[Q] The prompt tokens that are scored, and the most log-probabilities asked for one."""
+    tokens = [token_ids(rows, score.row)[score.position] for score in plan.scores]
+    requests = [request_of(rows, row) for row in {score.row for score in plan.scores}]
+    n_asked = [request.params.prompt_logprobs or 0 for request in requests]
+    return np.array(tokens, np.int32), max(n_asked, default=0)
 
 
 def _adjustments(
@@ -237,24 +246,28 @@ def _adjustments(
     sample may not stop before its min_len."""
     is_early = plan.sample_positions < sampling["min_len"]
     is_penalized = sampling["is_penalized"]
-    is_adjusted = is_penalized | sampling["is_biased"] | is_early
-    penalized: list[tuple[int, Int, int]] = []
-    bias_at = [NO_BIAS_AT]
-    bias = [NO_BIAS]
-    for j in is_adjusted.nonzero()[0].tolist():
-        row = int(plan.sample_rows[j])
-        request = request_of(rows, row)
-        if is_penalized[j]:
-            penalized.append((j, token_ids(rows, row), len(request.prompt)))
-        tokens, values = _biases(rows, row, is_early=bool(is_early[j]))
-        at = np.empty((len(tokens), 2), np.int32)
-        at[:, 0] = j
-        at[:, 1] = tokens
-        bias_at.append(at)
-        bias.append(values)
-    if len(bias) == 1:
-        return tuple(penalized), NO_BIAS_AT, NO_BIAS
-    return tuple(penalized), np.concatenate(bias_at), np.concatenate(bias)
+    is_biased = sampling["is_biased"] | is_early
+    penalized = tuple(_penalized(rows, plan, j) for j in is_penalized.nonzero()[0].tolist())
+    if not is_any(is_biased):
+        return penalized, NO_BIAS_AT, NO_BIAS
+    members = is_biased.nonzero()[0].tolist()
+    found = [_biases(rows, int(plan.sample_rows[j]), bool(is_early[j])) for j in members]
+    bias_at = [_with_sample(j, tokens) for j, (tokens, _) in zip(members, found, strict=True)]
+    return penalized, np.concatenate(bias_at), np.concatenate([values for _, values in found])
+
+
+def _penalized(rows: Rows, plan: Plan, j: int) -> tuple[int, Int, int]:
+    """Sample j, whose request has penalties, with the tokens that they are for."""
+    row = int(plan.sample_rows[j])
+    return j, token_ids(rows, row), int(rows.n_prompt[row])
+
+
+def _with_sample(j: int, tokens: Int) -> Int:
+    """[n, 2] Pairs (j, token)."""
+    pairs = np.empty((len(tokens), 2), np.int32)
+    pairs[:, 0] = j
+    pairs[:, 1] = tokens
+    return pairs
 
 
 def _biases(rows: Rows, row: int, is_early: bool) -> tuple[Int, Float]:

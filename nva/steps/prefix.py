@@ -16,8 +16,8 @@ from nva.state.blocks import ROOT, Blocks, Found, Key
 from nva.state.columns import Ids, Int, evolve, is_any
 from nva.state.engine import EngineState
 from nva.state.media import Media, content_between
-from nva.state.rows import request_of, update
-from nva.state.table import entries_of
+from nva.state.rows import update
+from nva.state.table import slices_of
 
 
 def _key(chain: int, tokens: Int, media: Media | None, start: int) -> Key:
@@ -82,19 +82,24 @@ def _new_keys(
     in which each row's blocks end."""
     rows = state.rows
     size = state.limits.block_size
-
     index = state.blocks.index
     n_chains = state.blocks.n_chains
-    starts = rows.n_published[row_ids].tolist()
+
+    # 1. What these blocks are and hold, as slices of each row's table and history.
+    firsts = rows.n_published[row_ids].tolist()
+    starts = [first * size for first in firsts]
+    tables = slices_of(rows.block_tables, row_ids, firsts, ends)
+    tokens = slices_of(rows.histories, row_ids, starts, [end * size for end in ends])
+    requests = rows.requests[row_ids].tolist()
     chains = rows.chain[row_ids].tolist()
+
+    # 2. A key for each, in order, since it has the chain of the block before.
     new: dict[Key, Found] = {}
-    for i, row in enumerate(row_ids.tolist()):
-        media = request_of(rows, row).media
-        tokens = entries_of(rows.histories, row, 0, ends[i] * size)
-        table = entries_of(rows.block_tables, row, starts[i], ends[i]).tolist()
-        for number, block in enumerate(table, starts[i]):
+    for i, request in enumerate(requests):
+        for number, block in enumerate(tables[i].tolist()):
             at = number * size
-            key = _key(chains[i], tokens[at : at + size], media, at)
+            own = tokens[i][at : at + size]
+            key = _key(chains[i], own, request.media, starts[i] + at)
             found = new.get(key) or index.get(key)
             if found is None:
                 n_chains += 1

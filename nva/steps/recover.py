@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nva.state.columns import evolve
+from nva.state.columns import Int, evolve
 from nva.state.engine import EngineState
 from nva.state.generation import COLD, digest
 from nva.state.plan import Batch, Plan
@@ -26,10 +26,14 @@ def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
     for row in running(state.rows).tolist():
         if sample_id(state.rows, row) in plan.preempted:
             state = preempt(state, row)
-    written = {*(batch.slots // state.limits.block_size).tolist(), *batch.copies[:, 1].tolist()}
-    blocks = forget(state.blocks, sorted(written))
-    history = digest(state.history, np.array(sorted(written)).tobytes())
-    return evolve(state, blocks=blocks, history=history)
+    written = written_blocks(batch, state.limits.block_size)
+    blocks = forget(state.blocks, written.tolist())
+    return evolve(state, blocks=blocks, history=digest(state.history, written.tobytes()))
+
+
+def written_blocks(batch: Batch, block_size: int) -> Int:
+    """The blocks that a forward writes to, ascending."""
+    return np.unique(np.concatenate([batch.slots // block_size, batch.copies[:, 1]]))
 
 
 def cold(state: EngineState) -> EngineState:

@@ -266,21 +266,17 @@ def _enter(state: EngineState, entry: Waiting) -> tuple[EngineState, int] | None
     if n_reserved(rows) + entry.n_samples > limits.max_rows:
         return None
 
-    # 1. What the prefix cache has of it.
+    # 1. What the prefix cache has of it, and new blocks for the rest.
     hits, chain = _hits(blocks, entry, limits)
-
-    # 2. Blocks for the rest, if there are enough. A hit that nobody holds is a free block too.
     n_new = blocks_for(entry.n_known, limits.block_size) - len(hits)
-    n_revived = int((blocks.ref_counts[hits] == 0).sum())
-    n_spare = int(rows.is_running.sum())
-    if n_new + n_revived + n_spare > blocks.n_free:
+    if not _has_room(state, hits, n_new):
         return None
     blocks, new = take(share(blocks, hits), n_new)
-    table = [*hits, *new]
 
-    # 3. A row.
+    # 2. A row that has computed what was found.
     row = int(np.argmin(rows.is_running))
     n_hit = len(hits) * limits.block_size
+    table = [*hits, *new]
     rows = _with_tables(rows, row, entry, table)
     rows = update(
         rows,
@@ -295,6 +291,14 @@ def _enter(state: EngineState, entry: Waiting) -> tuple[EngineState, int] | None
     )
     waiting = without_first(state.waiting)
     return evolve(state, rows=rows, blocks=blocks, waiting=waiting), row
+
+
+def _has_room(state: EngineState, hits: list[int], n_new: int) -> bool:
+    """Whether that many new blocks are free beside the hits, which may be free too, and one for
+    each running row to grow into."""
+    n_revived = int(np.count_nonzero(state.blocks.ref_counts[hits] == 0))
+    n_spare = int(np.count_nonzero(state.rows.is_running))
+    return n_new + n_revived + n_spare <= state.blocks.n_free
 
 
 def _hits(blocks: Blocks, entry: Waiting, limits: Limits) -> tuple[list[int], int]:
@@ -382,14 +386,19 @@ def _scores(rows: Rows, given: Given) -> tuple[Score, ...]:
     scores: list[Score] = []
     packed = len(given.decoding)  # where the next row's tokens begin among all the step's
     for row, count in zip(given.rows, given.counts, strict=True):
-        start = int(rows.n_computed[row]) - count
-        end = min(start + count, int(rows.n_prompt[row]) - 1)
         if is_scored(request_of(rows, row), int(rows.n_known[row])):
-            arrival = int(rows.arrival[row])
-            for position in range(start, end):
-                scores.append(Score(row, arrival, position + 1, packed + position - start))
+            scores += _scores_of(rows, row, count, packed)
         packed += count
     return tuple(scores)
+
+
+def _scores_of(rows: Rows, row: int, count: int, packed: int) -> list[Score]:
+    """The scores that a row's chunk of `count` tokens gives, which is packed from `packed` on."""
+    start = int(rows.n_computed[row]) - count
+    end = min(start + count, int(rows.n_prompt[row]) - 1)
+    arrival = int(rows.arrival[row])
+    positions = range(start, end)
+    return [Score(row, arrival, each + 1, packed + each - start) for each in positions]
 
 
 def _next_generation(
@@ -397,12 +406,11 @@ def _next_generation(
 ) -> bytes:
     """The generation of the cache after this step: a digest of the one before, of all that came in
     since, and of who computes what. Where all rows decode, that follows from the rest."""
-    rows = state.rows
-    blocks = state.blocks
-    pool = f"{blocks.n_free} {blocks.after[blocks.ring]} {blocks.n_chains} {len(row_ids)}"
-    parts = [state.generation, state.history, pool.encode()]
+    parts = [state.generation, state.history]
     if not is_decoding:
-        parts += [row_ids.tobytes(), starts.tobytes(), counts.tobytes()]
+        rows = state.rows
+        pool = state.blocks.n_free, state.blocks.n_chains, len(row_ids)
+        parts += [repr(pool).encode(), row_ids.tobytes(), starts.tobytes(), counts.tobytes()]
         parts += [rows.arrival[row_ids].tobytes(), rows.sample[row_ids].tobytes()]
     return digest(*parts)
 

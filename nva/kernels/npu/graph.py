@@ -45,7 +45,8 @@ def buckets(
 
     No gap between token buckets is wider than max_model_len, since one row holds all padding.
     """
-    tokens, rows = [min(SMALLEST_BUCKET, max_model_len)], [SMALLEST_BUCKET + 1]
+    tokens = [min(SMALLEST_BUCKET, max_model_len)]
+    rows = [SMALLEST_BUCKET + 1]
     while tokens[-1] < max_batched_tokens:
         tokens.append(min(max_batched_tokens, 4 * tokens[-1], tokens[-1] + max_model_len))
     while rows[-1] < max_rows + 1:
@@ -144,12 +145,12 @@ def cached_ge(compute: Compute, folder: str) -> Compute:
 def _method(compute: Compute, dtype: torch.dtype, shape: tuple[int, ...], folder: str) -> Compute:
     """A compiled method for one shape. torchair's key of its graph is its name, its module's text
     and the options."""
+    from torchair.inference import cache_compile
+
     program = Program(compute, graph_key(compute, dtype))
     name = f"forward_{'_'.join(map(str, shape))}"
     function = types.FunctionType(Program.forward.__code__.replace(co_name=name), globals(), name)
     method = types.MethodType(function, program)
-    from torchair.inference import cache_compile
-
     return cache_compile(method, config=ge_config(), dynamic=False, cache_dir=folder, ge_cache=True)
 
 

@@ -110,7 +110,8 @@ def moe(
     )
     grouped = silu_mul(_grouped_linear(grouped, gate_up, counts))
     grouped = _grouped_linear(grouped, down, counts)
-    places, weights = places.clamp(min=0), weights.to(x.dtype)
+    places = places.clamp(min=0)
+    weights = weights.to(x.dtype)
     # Mode 2: places lie token by token, as the operator above gives them. Mode 0, the default, has
     # expert by expert.
     return npu.npu_moe_finalize_routing(
@@ -161,7 +162,8 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
 def attention_inputs(host: Layout, on_device: Layout, k_cache: Tensor) -> Lengths:
     """Lengths as host lists, which torch.ops.npu demands: a tensor would be copied to the host and
     waited for."""
-    ends, lens = host.query_ends.tolist(), host.context_lens.tolist()
+    ends = host.query_ends.tolist()
+    lens = host.context_lens.tolist()
     return Lengths(on_device.block_tables, ends, lens, causal_mask(k_cache.device))
 
 
