@@ -21,7 +21,7 @@ from nva.loading.load import load
 from nva.loading.options import LoadOptions, Options
 from nva.loop import Steps
 from nva.state.checks import takes_fields_of
-from nva.state.request import SamplingParams, request
+from nva.state.request import Request, SamplingParams, request
 from nva.steps.submit import check_fits
 from nva.streams import AsyncStream, Stream
 from nva.text.answers import Completion, StreamEvent, TextDelta, Transcript, transcript
@@ -140,9 +140,13 @@ def _transcripts(
     served."""
     ids = list(itertools.islice(engine.ids, len(prompts)))
     found: list[Transcript] = []
+    resolved: dict[int, SamplingParams] = {}  # by id(): many prompts may share one long record
     for number, (id_, prompt, each) in enumerate(zip(ids, prompts, params, strict=True), first):
         try:
-            found.append(_transcript(engine, prompt, each, id_, number - first, ids[0]))
+            if id(each) not in resolved:
+                resolved[id(each)] = (each or SamplingParams()).resolve(engine.defaults)
+            asked = _request(engine, prompt, resolved[id(each)], id_)
+            found.append(transcript(asked, number - first, ids[0], engine.detokenizer))
         except ValueError as error:
             # The engine's own count of requests means nothing to who called.
             said = str(error).removeprefix(f"request {id_!r}: ")
@@ -150,17 +154,15 @@ def _transcripts(
     return found
 
 
-def _transcript(
-    engine: Engine, prompt: Prompt, params: SamplingParams | None, id_: int, index: int, call: int
-) -> Transcript:
-    resolved = (params or SamplingParams()).resolve(engine.defaults)
-    ends = frozenset[int]() if resolved.ignore_eos else engine.eos_ids
+def _request(engine: Engine, prompt: Prompt, params: SamplingParams, id_: int) -> Request:
+    """A prompt as a request that fits the engine."""
+    ends = frozenset[int]() if params.ignore_eos else engine.eos_ids
     with engine.encoding:
         ids, media = encode_prompt(engine.tokenizer, engine.reader, prompt)
-    stop_ids = ends.union(resolved.stop_token_ids)
-    asked = request(id_, ids, resolved, stop_ids=stop_ids, media=media)
+    stop_ids = ends.union(params.stop_token_ids)
+    asked = request(id_, ids, params, stop_ids=stop_ids, media=media)
     check_fits(asked, engine.state.limits)
-    return transcript(asked, index, call, engine.detokenizer)
+    return asked
 
 
 def _one_each(params: Params, n: int) -> Sequence[SamplingParams | None]:

@@ -240,7 +240,7 @@ class SamplingParams:
             for name in DEFAULTS
             if getattr(self, name) is None
         }
-        return attrs.evolve(self, **unset)
+        return attrs.evolve(self, **unset) if unset else self
 
 
 ROW_PARAMS = np.dtype(

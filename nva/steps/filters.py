@@ -80,7 +80,7 @@ _INFINITY_BITS = 0x7F800000  # those of a float32
 def put(values: Column, like: Tensor) -> Tensor:
     """A copy of an array on the device of a tensor, without waiting for the device."""
     own = values.copy()  # torch refuses the strides of a record's field
-    return torch.tensor(own).to(like.device, non_blocking=True)
+    return torch.as_tensor(own).to(like.device, non_blocking=True)
 
 
 def adjust(x: Tensor, draw: Draw, members: Column) -> None:
@@ -124,12 +124,16 @@ def _add_bias(x: Tensor, draw: Draw, row_of: Column) -> None:
     """Add each sample's bias, in place, to x [n, V], of which row_of[j] is sample j's row."""
     rows = row_of[draw.bias_at[:, 0]]
     is_member = rows >= 0
-    if is_member.any():
-        tokens = draw.bias_at[is_member, 1].astype(np.int64)
-        at = put(rows[is_member], x), put(tokens, x)
-        bias = put(draw.bias[is_member], x).to(x.dtype)
-        bias = bias.clamp(max=_MAX)
-        x[at] = (x[at] + bias).clamp(max=_MAX)
+    # Logits are numbered from the first row on. A bias may be as long as the vocabulary, so nothing
+    # is picked out where all samples are members.
+    at = rows * x.shape[1] + draw.bias_at[:, 1]
+    bias = draw.bias
+    if not is_member.all():
+        at = at[is_member]
+        bias = bias[is_member]
+    if len(at):
+        x.view(-1).index_add_(0, put(at, x), put(bias, x).to(x.dtype).clamp(max=_MAX))
+        x.clamp_(max=_MAX)
 
 
 def filter_gaps(gaps: Tensor, params: Column) -> None:
