@@ -2,6 +2,7 @@
 
 import attrs
 import numpy as np
+import pytest
 
 from nva.state.engine import empty
 from nva.state.limits import Limits
@@ -55,3 +56,36 @@ def test_a_packed_row_beside_another_has_its_images_where_its_tokens_are() -> No
     state, plan = schedule(submit(empty(attrs.evolve(SEES, max_batched_tokens=9)), asked))
     (span,) = pack(state, plan)[0].images
     assert (span.first, span.packed, span.count) == (0, 3, 2)
+
+
+def test_padding_is_one_dummy_row_then_rows_of_no_tokens() -> None:
+    """Context is at least 1: attention over nothing would divide by zero."""
+    padded = attrs.evolve(
+        SEES, position_axes=1, max_batched_tokens=6, token_buckets=(2, 6), row_buckets=(4,)
+    )
+    params = SamplingParams(temperature=0, max_tokens=2)
+    for prompt, contexts, ends in (
+        ([1, 2], [2, 1, 1, 1], [2] * 4),
+        ([1] * 3, [3, 3, 1, 1], [3, 6, 6, 6]),
+    ):
+        batch, _ = pack(*schedule(submit(empty(padded), [request(0, prompt, params)])))
+        assert batch.context_lens.tolist() == contexts
+        assert batch.query_ends.tolist() == ends
+        assert (batch.slots[len(prompt) :] < padded.n_scratch * padded.block_size).all()
+
+
+@pytest.mark.parametrize("name", ["prompt", "stop_token_ids", "stop_ids", "logit_bias"])
+def test_token_ids_end_before_the_size_of_the_vocabulary(name) -> None:
+    def asked(token):
+        fields = {
+            "prompt": {"prompt": [0, token]},
+            "stop_token_ids": {"params": {"stop_token_ids": [0, token]}},
+            "stop_ids": {"stop_ids": [0, token]},
+            "logit_bias": {"params": {"logit_bias": {0: 1, token: 1}}},
+        }[name]
+        params = SamplingParams(**fields.pop("params", {}))
+        return request(0, **{"prompt": [0], "params": params, **fields})
+
+    submit(empty(SEES), [asked(6)])
+    with pytest.raises(ValueError, match=r"token id 7; the vocabulary is \[0, 7\)"):
+        submit(empty(SEES), [asked(7)])
