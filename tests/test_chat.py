@@ -250,15 +250,17 @@ def adds_bos() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_a_second_bos_is_told_of_once(adds_bos, caplog):
-    with caplog.at_level(logging.WARNING, logger="nva"):
+def test_a_text_that_has_its_bos_gets_no_other_and_that_is_told_once(adds_bos, caplog):
+    with caplog.at_level(logging.INFO, logger="nva"):
         for text in ("hello", "", "hello <s>"):
             encode(adds_bos, text) if text else None
         assert not caplog.records
         for _ in range(3):
-            assert encode(adds_bos, "<s>hello").count(adds_bos.bos_token_id) == 2
+            assert encode(adds_bos, "<s>hello") == encode(adds_bos, "hello")
     (record,) = caplog.records
-    assert "begins with <s>, and the tokenizer adds another" in record.getMessage()
+    assert "begins with <s> and gets no other" in record.getMessage()
+    twice = encode(adds_bos, {"text": "<s>hello", "add_special_tokens": True})
+    assert twice.count(adds_bos.bos_token_id) == 2
 
 
 def test_a_rendered_prompt_can_do_without_another_bos(adds_bos, caplog):

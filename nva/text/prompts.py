@@ -7,7 +7,6 @@ images, detokenize.py for the way back.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from nva.host.messages import say
 from nva.state.checks import is_whole
 from nva.state.errors import check_names
 from nva.text.chat import Tokenizer, check_flag, check_text, encode_messages
 from nva.text.library import IMPORTS
 from nva.text.plain_text import encode_plain, special_tokens
-
-LOG = logging.getLogger("nva")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"messages": [{"role": ..., "content": ...}, ...]}; see chat.py for what else
@@ -104,7 +102,7 @@ def _encode_options(tokenizer: Tokenizer | None, prompt: Mapping[str, Any]) -> l
     return encode_text(
         tokenizer,
         prompt["text"],
-        check_flag(prompt, "add_special_tokens", True),
+        check_flag(prompt, "add_special_tokens", True) if "add_special_tokens" in prompt else None,
         check_flag(prompt, "parse_special_tokens", True),
     )
 
@@ -112,35 +110,37 @@ def _encode_options(tokenizer: Tokenizer | None, prompt: Mapping[str, Any]) -> l
 def encode_text(
     tokenizer: Tokenizer | None,
     text: str,
-    add_special_tokens: bool = True,
+    add_special_tokens: bool | None = None,
     parse_special_tokens: bool = True,
 ) -> list[int]:
-    """Token ids of a text, with the special tokens that the tokenizer adds; of no text none at
-    all."""
+    """Token ids of a text; of no text none at all. With the special tokens that the tokenizer adds,
+    or without them; by default with them, but no BOS before one that the text has already."""
     if tokenizer is None:
         raise ValueError(f"the checkpoint has no tokenizer to encode {text!r:.80}; give token ids")
     if not check_text(text):
         return []
     if not parse_special_tokens:
-        return encode_plain(tokenizer, text, add_special_tokens)
-    ids = list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    if add_special_tokens and ids[:1] == ids[1:2]:
-        _tell_of_two(tokenizer, text, ids)
+        return encode_plain(tokenizer, text, add_special_tokens is not False)
+    ids = list(tokenizer.encode(text, add_special_tokens=add_special_tokens is not False))
+    if add_special_tokens is None and _has_second_bos(tokenizer, text, ids):
+        return ids[1:]
     return ids
 
 
-def _tell_of_two(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
-    """Warn, once per tokenizer, of a text that begins with the token which the tokenizer adds."""
-    bare = tokenizer.encode(text, add_special_tokens=False)
-    is_added = len(bare) < len(ids) and ids[0] in special_tokens(tokenizer).values()
-    if is_added and tokenizer not in _told:
+def _has_second_bos(tokenizer: Tokenizer, text: str, ids: list[int]) -> bool:
+    """Whether a text begins with the very token that its tokenizer has put before it, as one does
+    that a chat template wrote. Says once per tokenizer that there will be one."""
+    if ids[:1] != ids[1:2] or ids[0] not in special_tokens(tokenizer).values():
+        return False
+    if len(tokenizer.encode(text, add_special_tokens=False)) == len(ids):
+        return False  # both are the text's own
+    if tokenizer not in _told:
         _told.add(tokenizer)
-        LOG.warning(
-            "the prompt %.40r begins with %s, and the tokenizer adds another; if a chat template "
-            'wrote it, give {"text": ..., "add_special_tokens": False}, or the messages themselves',
-            text,
-            tokenizer.convert_ids_to_tokens(ids[0]),
+        say(
+            f"the prompt {text!r:.40} begins with {tokenizer.convert_ids_to_tokens(ids[0])} and "
+            'gets no other; {"text": ..., "add_special_tokens": True} would add one',
         )
+    return True
 
 
 def check_ids(prompt: object) -> list[int]:
