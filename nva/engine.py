@@ -209,7 +209,8 @@ def _go_back(engine: Engine) -> None:
     if "pack" in seen:  # the forward may have written
         plan, batch = seen["schedule"][1], seen["pack"][0]
         state = engine.steps.withdraw(state, plan, batch)
-    if "kv" in seen:  # the forward may have used the handle up
+        engine.kv = KV(seen["kv"].layers, state.generation)
+    elif "kv" in seen:  # the forward may have used the handle up
         engine.kv = seen["kv"]
     if "posted" in seen:  # perhaps it is there still, and an abort is done twice
         engine.posted.appendleft(seen["posted"])

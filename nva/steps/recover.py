@@ -19,16 +19,18 @@ from nva.steps.schedule import preempt
 
 def withdraw(state: EngineState, plan: Plan, batch: Batch) -> EngineState:
     """The state before a step that failed, made fit to go on from it, whatever the forward has
-    written. It still belongs to the same cache, whose handle the failed forward has not used up.
+    written. It belongs to the cache as it is now: `kv.renew(state.generation)`.
 
     Blocks that the step took may be overwritten: they are found no more, and the rows that it took
-    them from, its preempted ones, stay preempted."""
+    them from, its preempted ones, stay preempted. Other states from before the step don't know of
+    that, so the generation is another."""
     for row in running(state.rows).tolist():
         if sample_id(state.rows, row) in plan.preempted:
             state = preempt(state, row)
     written = written_blocks(batch, state.limits.block_size)
     blocks = forget(state.blocks, written.tolist())
-    return evolve(state, blocks=blocks, history=digest(state.history, written.tobytes()))
+    generation = digest(state.generation, state.history, written.tobytes())
+    return evolve(state, blocks=blocks, generation=generation)
 
 
 def written_blocks(batch: Batch, block_size: int) -> Int:

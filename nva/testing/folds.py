@@ -46,6 +46,7 @@ class Run:
 
     state: EngineState
     kv: ToyKV
+    is_poisoned: bool = True  # whether free blocks that nothing finds are spoiled after each event
     is_late: bool = False  # each step is committed after the next one is planned and computed
     computed: tuple[Plan, Sampled] | None = None  # the step that is not committed yet
     requests: list[Request] = attrs.field(factory=list)
@@ -130,7 +131,8 @@ def apply(run: Run, event: Event, steps: Steps) -> None:
         _step(run, steps) if isinstance(event, Step) else _fail(run, steps)
     check(run.state)
     check_keys(run.state, run.kv)
-    poison(run.state, run.kv)
+    if run.is_poisoned:
+        poison(run.state, run.kv)
 
 
 def _step(run: Run, steps: Steps) -> None:
@@ -193,6 +195,7 @@ def _fail(run: Run, steps: Steps) -> None:
         on_device = run.computed[1].tokens if run.computed else None
         toy_forward(state.limits)(None, run.kv, batch, on_device)
         run.state = steps.withdraw(run.state, plan, batch)
+        run.kv = attrs.evolve(run.kv, generation=run.state.generation)
 
 
 def _fork(run: Run, number: int) -> None:

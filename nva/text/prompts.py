@@ -130,10 +130,12 @@ def encode_text(
 def _has_second_bos(tokenizer: Tokenizer, text: str, ids: list[int]) -> bool:
     """Whether a text begins with the very token that its tokenizer has put before it, as one does
     that a chat template wrote. Says once per tokenizer that there will be one."""
-    if ids[:1] != ids[1:2] or ids[0] not in special_tokens(tokenizer).values():
+    if ids[:1] != ids[1:2]:
         return False
     if len(tokenizer.encode(text, add_special_tokens=False)) == len(ids):
         return False  # both are the text's own
+    if ids[0] not in special_tokens(tokenizer).values():
+        return False
     if tokenizer not in _told:
         _told.add(tokenizer)
         say(

@@ -144,6 +144,7 @@ def test_rows_that_a_failed_step_preempted_stay_preempted() -> None:
     assert plan.preempted
     toy_forward(limits)(None, kv[0], pack(planned, plan)[0])  # and now it fails
     state = withdraw(state, plan, pack(planned, plan)[0])
+    kv[0] = attrs.evolve(kv[0], generation=state.generation)
     check(state)
     state, _ = abort(state, [1])
     finished = []

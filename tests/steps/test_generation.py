@@ -40,7 +40,9 @@ def test_an_old_state_goes_on_with_the_right_tokens_or_is_refused() -> None:
     @given(st.data(), policies(), st.booleans())
     def holds(data, policy, is_late):
         size = data.draw(limits(lookahead=int(is_late)))
-        run = Run(state=empty(size, policy), kv=ToyKV.empty(size), is_late=is_late)
+        # Poison is written by the test, beside any step: the old states' blocks stay as they are.
+        cache = ToyKV.empty(size)
+        run = Run(state=empty(size, policy), kv=cache, is_late=is_late, is_poisoned=False)
         moments = []
         for event in data.draw(events(size)):
             moments.append((run.state, run.computed, list(run.requests)))
@@ -102,7 +104,19 @@ def test_a_failed_step_leaves_state_and_cache_together() -> None:
     kv, (state, _) = two_branches()
     run = Run(state=state, kv=kv)
     apply(run, Fail(), Steps())
-    assert run.state.generation == run.kv.generation == state.generation
+    assert run.state.generation == run.kv.generation != state.generation
+    finish(run, Steps())
+
+
+def test_a_state_from_before_a_failed_step_does_not_fit_what_that_step_wrote() -> None:
+    """It would find a block by its tokens that the failed step has overwritten."""
+    run = Run(state=submit(empty(LIMITS), [request(0, [1, 2, 3], GREEDY)]), kv=ToyKV.empty(LIMITS))
+    finish(run, Steps())
+    old = submit(run.state, [request(1, [1, 2, 3], GREEDY)])
+    run.state = submit(run.state, [request(2, list(range(4)) * 3, GREEDY)])
+    apply(run, Fail(), Steps())
+    with pytest.raises(ValueError, match="another moment of the KV cache"):
+        stepped(old, run.kv)
     finish(run, Steps())
 
 
