@@ -45,9 +45,11 @@ test: models lint
 OLDEST_TESTS := tests/test_text.py tests/test_chat.py tests/test_pictures.py tests/test_images.py \
 	tests/test_load.py tests/test_run.py tests/models
 
-test-oldest: model $(VENV)/test.installed
+# The oldest transformers can't build the model that one case is compared with (YaRN for some layers only).
+test-oldest: models $(VENV)/test.installed
 	$(BIN)/python scripts/oldest_env.py .venv-oldest
-	PYTHONPATH=.venv-oldest NVA_HYPOTHESIS=quick $(PYTEST) $(OLDEST_TESTS) -m "not npu and not slow"
+	PYTHONPATH=.venv-oldest NVA_HYPOTHESIS=quick $(PYTEST) $(OLDEST_TESTS) -m "not npu and not slow" \
+	  -k "not gemma3-layers and not ropes_of_gemma_swapped"
 
 # torch_npu breaks a plain `import torch` where CANN is missing, so it gets an environment of its own.
 test-npu: model $(VENV)/test.installed
