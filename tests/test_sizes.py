@@ -163,6 +163,8 @@ def test_the_default_cache_in_the_hosts_memory_is_modest() -> None:
     assert default_n_blocks(spec, one, F32, device_with(GIB)) == 2048 // 16
     short = limits_of(spec, Options(max_model_len=20), PLAIN, F32)
     assert default_n_blocks(spec, short, F32, device_with(GIB)) == 256 * 2
+    few = attrs.evolve(limits, max_rows=8)
+    assert default_n_blocks(spec, few, F32, device_with(GIB)) == 8 * 2048 // 16, "all they need"
 
 
 def test_memory_for_less_than_a_block_is_refused() -> None:

@@ -25,9 +25,10 @@ from nva.state.engine import EngineState, empty
 from nva.state.limits import Limits, blocks_for
 from nva.state.rows import TABLES, empty_rows
 
+USUAL_TOKENS = 65_536
+"""Tokens that the default cache holds at most in the host's memory, which other programs want too,
+if max_rows sequences of USUAL_LEN need no more."""
 USUAL_LEN = 256
-"""Tokens of a sequence, as the default size of a cache in the host's memory counts them: other
-programs want that memory too."""
 LONG_LEN = 131_072
 """Up to this length the tables of positions and of rows cost some 200 MB, and are made for the
 whole length of a model."""
@@ -127,11 +128,14 @@ def _n_held(memory: int, bytes_of_one: int) -> int:
 
 
 def _n_needed(limits: Limits, device: Device) -> int:
-    """Blocks that max_rows sequences need: of full length, or in the host's own memory of the usual
-    length, and one of full length."""
+    """Blocks that max_rows sequences of full length need. In the host's own memory a usual number
+    is enough, which holds one sequence of full length."""
     longest = blocks_for(limits.max_model_len, limits.block_size)
-    usual = blocks_for(USUAL_LEN, limits.block_size) if device.is_host else longest
-    return max(limits.max_rows * min(usual, longest), longest)
+    all_full = limits.max_rows * longest
+    if not device.is_host:
+        return all_full
+    usual_tokens = max(USUAL_TOKENS, limits.max_rows * USUAL_LEN)
+    return min(all_full, max(blocks_for(usual_tokens, limits.block_size), longest))
 
 
 def check_memory(
