@@ -2,7 +2,7 @@
 # make test    the whole suite, as CI runs it
 # make test-npu  the NPU path, proved without an NPU: torch_npu over stubbed libraries, in .venv-npu; part of make test
 # make test-oldest  text, images and checkpoints with the oldest dependencies allowed, in .venv-oldest; part of make test
-# make quick   lint, types, import contract and the quick tests: under two minutes
+# make quick   lint, types, import contract and the quick tests: some two minutes
 #
 # Each prepares what it needs in .venv, once, and again when pyproject.toml or constraints.txt change.
 
