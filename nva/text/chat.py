@@ -16,8 +16,9 @@ import inspect
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
+from nva.state.checks import is_list
 from nva.state.errors import check_names
 from nva.text.plain_text import encode_shielded, shield, unshield
 
@@ -250,11 +251,6 @@ def template_variables(template: str) -> frozenset[str]:
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
     return frozenset(meta.find_undeclared_variables(environment.parse(template)))
-
-
-def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether it is a list, of any kind, and no text."""
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def check_content(content: object) -> str | list[dict[str, str]]:

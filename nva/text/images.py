@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 
 from nva.models.spec import VisionSpec
+from nva.state.checks import is_list
 from nva.state.media import Image, Media, Placed, image, media
 from nva.text.chat import Tokenizer
 from nva.text.library import IMPORTS
@@ -66,7 +67,7 @@ def image_sources(prompt: Prompt) -> list[Any]:
 
 
 def _listed(value: object) -> Sequence[Any]:
-    return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
+    return value if is_list(value) else ()
 
 
 def place_images(
